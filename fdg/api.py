@@ -1,0 +1,85 @@
+"""What users write: an Actor, a Learner, an Agent that holds both, and a Trainer whose `train` is the whole algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from fdg.config import Config
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from fdg.msrl import MSRL
+    from fdg.runtime.environments import EnvSpec
+    from fdg.runtime.replay import ReplayBuffer
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Actor:
+    """Chooses actions. One copy per logical actor; it reads weights, never writes them."""
+
+    def act(self, td: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
+        """Put an `action` into `td` and return it."""
+        raise NotImplementedError(f"{type(self).__name__}.act is not written: put an 'action' into td and return td")
+
+    def evaluate(self, td: TensorDictBase) -> Any:
+        """The action to take when evaluated (usually the greedy one). By default: `act(td)`."""
+        return self.act(td)
+
+
+class Learner:
+    """Turns data into better weights."""
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """One update; returns what the trainer wants to know of it (a loss, a dict of numbers, a TensorDict)."""
+        raise NotImplementedError(f"{type(self).__name__}.learn is not written: update the weights and return the loss")
+
+
+@dataclass
+class Agent:
+    """An actor and a learner. The modules and tensors reachable from both are the weights that travel."""
+
+    actor: Actor
+    learner: Learner | None = None
+
+
+class Trainer:
+    """One reinforcement-learning algorithm, as one sequential program.
+
+    Subclasses write `agent` (build actor and learner), optionally `replay_buffer`, and `train`, in which everything
+    goes through `self.msrl`. The annotation of `config` names the algorithm's config class.
+    """
+
+    config: Config
+    msrl: MSRL
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def agent(self, spec: EnvSpec) -> Agent:
+        """Build the actor and the learner for an environment."""
+        raise NotImplementedError(f"{type(self).__name__}.agent is not written: return Agent(actor=…, learner=…)")
+
+    def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer | None:
+        """Build the replay buffer; None when the algorithm has none."""
+        return None
+
+    def train(self) -> Any:
+        """The whole algorithm."""
+        raise NotImplementedError(f"{type(self).__name__}.train is not written")
+
+    @classmethod
+    def config_class(cls) -> type[Config]:
+        """The dataclass that the `config` annotation of this trainer names."""
+        return get_type_hints(cls, localns={"MSRL": object}).get("config", Config)
+
+
+def pure(function: Function) -> Function:
+    """Declare that a function only computes: no side effect, no random numbers, no writes to its arguments.
+
+    Calls to it may then run wherever its arguments are; calls to unknown functions stay at the driver.
+    """
+    return function

@@ -1,0 +1,337 @@
+"""The command line: `fdg train`, `graph`, `check`, `list`, `doctor`.
+
+Everything heavy (torch, torchrl, the compiler) is imported inside the command that needs it, so that help, listings
+and drawings answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from typer.core import TyperGroup
+
+from fdg import registry
+from fdg.errors import FdgError, PolicyError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from fdg.api import Trainer
+    from fdg.config import Config
+    from fdg.graph import Graph
+
+FORMATS = ("text", "mermaid", "dot", "svg", "json")
+SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".json": "json"}
+
+
+class Commands(TyperGroup):
+    """The commands, with one way to fail: a message on stderr, code 2 for what the user gave, 1 for the rest.
+
+    Errors in the user's own code pass through: their traceback is what the user needs.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FdgError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda word: word.replace("_", "-"),  # --dist_policy is --dist-policy
+    },
+)
+
+# Typer does not know an algorithm's own flags: it hands them on, and fdg.flags matches them to the config's fields.
+# So help, too, is a flag like any other, read once the algorithm is known.
+OPEN: dict[str, Any] = {
+    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
+    "add_help_option": False,
+}
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="ALGO|FILE.py:CLASS", help="A bundled algorithm (fdg list), or your own."),
+]
+PolicyName = Annotated[
+    str | None, typer.Option("--dist-policy", metavar="NAME", help="How it is distributed: a policy or FILE.py:CLASS.")
+]
+Env = Annotated[str | None, typer.Option(metavar="ID", help="Gymnasium id, or an alias such as cartpole.")]
+Seed = Annotated[str | None, typer.Option(metavar="S", help="Seed of every random stream.")]
+Actors = Annotated[str | None, typer.Option(metavar="A", help="Logical actors; part of the experiment.")]
+Envs = Annotated[str | None, typer.Option(metavar="E", help="Environments of each actor.")]
+Shards = Annotated[str | None, typer.Option(metavar="K", help="Shards of the replay buffer; part of the experiment.")]
+Iterations = Annotated[str | None, typer.Option(metavar="N", help="Turns of the trainer's outer loop.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config; may be repeated.")
+]
+Help = Annotated[bool, typer.Option("--help", "-h", help="Show this, and with ALGO its own flags too.")]
+
+
+@app.callback()
+def fdg() -> None:
+    """Write a reinforcement-learning algorithm once; choose at launch how it is distributed."""
+
+
+@app.command(**OPEN)
+def train(
+    ctx: typer.Context,
+    algorithm: Name = None,
+    env: Env = None,
+    dist_policy: PolicyName = None,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="What runs the fragments.")] = "inprocess",
+    actors: Actors = None,
+    envs: Envs = None,
+    workers: Annotated[str | None, typer.Option(metavar="W", help="Workers that serve the actors.")] = None,
+    replay_shards: Shards = None,
+    sample_parallelism: Annotated[str, typer.Option(metavar="P", help="Sample requests in flight.")] = "1",
+    sample_work: Annotated[str, typer.Option(metavar="N", help="Rounds of arithmetic on each sampled row.")] = "0",
+    iterations: Iterations = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    log_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is made.")] = Path("runs"),
+    metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
+    eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    local: Annotated[bool, typer.Option("--local", hidden=True, help="Same as --dist-policy local.")] = False,
+    help: Help = False,
+) -> None:
+    """Train. Every field of the algorithm's config is a flag: fdg train dqn --help lists them."""
+    if algorithm is None or help:
+        return show_help(ctx, algorithm, help)
+    target = find_target(algorithm)
+    if local and dist_policy not in (None, "local"):
+        raise UsageError(f"--local and --dist-policy {dist_policy} disagree; give one of them")
+    policy = registry.find_policy(dist_policy or "local")
+    engine = registry.find_engine(engine)
+    physical = {
+        "workers": None if workers is None else count("--workers", workers, 1),
+        "sample_parallelism": count("--sample-parallelism", sample_parallelism, 1),
+        "sample_work": count("--sample-work", sample_work, 0),
+        "eval_episodes": count("--eval-episodes", eval_episodes, 0),
+    }
+    if metrics_json is not None:
+        prepare(metrics_json)
+    trainer, config = configure(ctx, target, settings)
+
+    from fdg.console import RunConsole
+    from fdg.runtime.run import launch
+    from fdg.runtime.runfolder import RunFolder, write_json
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(log_dir, config.env, target.name, policy.name, config.seed))
+        observers: list[Any] = [folder]
+        if not quiet:
+            observers.append(stack.enter_context(RunConsole(folder=folder)))
+        result = launch(trainer, config, policy=policy, engine=engine, **physical, observers=observers)
+    if metrics_json is not None:
+        write_json(metrics_json, result.metrics)
+
+
+@app.command()
+def graph(
+    algorithm: Name = None,
+    dist_policy: PolicyName = None,
+    actors: Annotated[str, typer.Option(metavar="A", help="Logical actors.")] = "1",
+    replay_shards: Annotated[str, typer.Option(metavar="K", help="Shards of the replay buffer.")] = "1",
+    format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="What to draw.")] = None,
+    source: Annotated[bool, typer.Option("--source", help="Print the generated code instead.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
+) -> None:
+    """Draw the fragmented dataflow graph of a trainer under a policy, or print the code that runs."""
+    target = find_target(algorithm)
+    size = count("--actors", actors, 1), count("--replay-shards", replay_shards, 1)
+    format = format or SUFFIXES.get(output.suffix if output else "", "text")
+    if format not in FORMATS:
+        raise UsageError(f"no format {format!r}; {did_you_mean(format, FORMATS)}")
+    if output is not None:
+        prepare(output)
+
+    from fdg.draw import draw
+
+    drawn = project(target, registry.find_policy(dist_policy or "local"), *size)
+    text = sources(drawn) if source else draw(drawn, format)
+    console = Console()
+    if output is not None:
+        output.write_text(text.rstrip() + "\n")
+    elif source and console.is_terminal:
+        console.print(Syntax(text, "python", background_color="default", word_wrap=True))
+    else:
+        typer.echo(text.rstrip())
+
+
+@app.command(**OPEN)
+def check(
+    ctx: typer.Context,
+    algorithm: Name = None,
+    env: Env = None,
+    dist_policy: PolicyName = None,
+    actors: Actors = None,
+    envs: Envs = None,
+    replay_shards: Shards = None,
+    iterations: Iterations = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    help: Help = False,
+) -> None:
+    """Check a trainer without running it: its config, its agent, and its fragments under a policy (or under each)."""
+    if algorithm is None or help:
+        return show_help(ctx, algorithm, help)
+    target = find_target(algorithm)
+    names = [dist_policy] if dist_policy else [policy.name for policy in registry.policies()]
+    policies = [registry.find_policy(name) for name in names]
+    trainer, config = configure(ctx, target, settings)
+    typer.echo(f"OK  config  {config}")
+
+    from fdg.runtime.environments import make_env
+
+    environment = make_env(config.env, config.envs, config.seed)
+    try:
+        agent = trainer(config).agent(environment.spec)
+    finally:
+        environment.close()
+    typer.echo(f"OK  agent   {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
+    for policy in policies:
+        try:
+            found = project(target, policy, config.actors, config.replay_shards)
+        except PolicyError as error:
+            if dist_policy:
+                raise
+            typer.echo(f"--  policy  {policy.name}: does not fit: {error}")
+            continue
+        regions = sum(1 for _ in found.regions())
+        typer.echo(
+            f"OK  policy  {policy.name}: {len(found.fragments)} fragments, {regions} regions, {len(found.edges)} edges"
+        )
+        for advice in found.advice:
+            typer.echo(f"    advice: {advice}")
+
+
+@app.command(name="list")
+def list_() -> None:
+    """List the algorithms, policies, engines and environment aliases."""
+    from fdg.runtime.backends import ALIASES
+
+    sections = {
+        "algorithms": {target.name: target.doc for target in registry.algorithms()},
+        "policies": {policy.name: policy.doc for policy in registry.policies()},
+        "engines": registry.ENGINES,
+        "environments (any Gymnasium id, or)": ALIASES,
+    }
+    for title, rows in sections.items():
+        typer.echo(f"{title}")
+        for name, doc in rows.items():
+            typer.echo(f"  {name:<24}{doc}")
+
+
+@app.command()
+def doctor() -> None:
+    """Look at the installation and the machine, and say the next step for what is missing."""
+    from fdg.doctor import examine
+
+    bad = 0
+    for finding in examine():
+        bad += finding.state == "bad"
+        typer.echo(f"{finding.state:<6}{finding.what:<24}{finding.seen}")
+        if finding.next_step:
+            typer.echo(f"{'':<6}{'':<24}→ {finding.next_step}")
+    if bad:
+        raise typer.Exit(1)
+
+
+# ---- what the commands share
+
+
+def find_target(algorithm: str | None) -> registry.Target:
+    known = ", ".join(target.name for target in registry.algorithms())
+    if algorithm is None:
+        raise UsageError(f"which algorithm? one of {known}, or FILE.py:CLASS")
+    if algorithm.startswith("-"):
+        raise UsageError(f"{algorithm} comes before the algorithm; write fdg train ALGO {algorithm} … (known: {known})")
+    return registry.find_algorithm(algorithm)
+
+
+def configure(ctx: typer.Context, target: registry.Target, settings: list[str] | None) -> tuple[type[Trainer], Config]:
+    """The trainer and the config that the command line means."""
+    from fdg.config import Config
+    from fdg.flags import read_config
+    from fdg.runtime.backends import resolve_env
+
+    given = {field.name: ctx.params[field.name] for field in dataclasses.fields(Config)}
+    if given["env"] is not None:
+        resolve_env(given["env"])  # a wrong name is refused before torch is imported
+    trainer = target.load()
+    known = [flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--")]
+    return trainer, read_config(trainer.config_class(), given, ctx.args, settings or [], known)
+
+
+def project(target: registry.Target, policy: Any, actors: int, replay_shards: int) -> Graph:
+    from fdg import compiler
+
+    return compiler.project(
+        file=target.file, class_name=target.class_name, policy=policy, actors=actors, replay_shards=replay_shards
+    )
+
+
+def sources(graph: Graph) -> str:
+    """The generated code, each part under a heading that is itself a comment."""
+    parts = [("driver", graph.driver), *((part.name, part.source) for part in graph.fragments.values())]
+    return "\n\n".join(f"# ==== {name}\n{source.strip()}" for name, source in parts)
+
+
+def show_help(ctx: typer.Context, algorithm: str | None, asked: bool) -> None:
+    """The command's help; with an algorithm, its own flags too."""
+    if not asked:
+        find_target(None)
+    typer.echo(ctx.get_help())
+    if algorithm is None:
+        return
+    from fdg.flags import flag_table
+
+    cls = find_target(algorithm).load().config_class()
+    table = Table("flag", "type", "default", "", title=f"Flags of {algorithm} ({cls.__name__})", title_justify="left")
+    for row in flag_table(cls):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def count(flag: str, text: str, least: int) -> int:
+    """The whole number that a flag gives."""
+    from fdg.config import read_value
+
+    try:
+        value = read_value(text, int)
+    except ValueError:
+        raise UsageError(f"{flag} is {text!r}; expected int") from None
+    if value < least:
+        raise UsageError(f"{flag} is {value}; it must be at least {least}")
+    return value
+
+
+def prepare(file: Path) -> None:
+    """Refuse a file that cannot be written now, not after an hour of training."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"{file} cannot be written: " + ("it is a folder" if file.is_dir() else "no permission"))
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,306 @@
+"""Edges: which values cross between fragments, found by following who made each variable to where it is used.
+
+Also what the graph tells a reader: how often each region is called in one turn of the outermost loop, and which line
+keeps a program from being coarser.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import libcst as cst
+
+from fdg.compiler.cut import Cutter, Interfaces, RegionPlan, passed_on
+from fdg.compiler.effects import Analysis
+from fdg.compiler.ir import EVERYTHING, Statement, code, walk
+from fdg.compiler.lower import Method
+from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.vary import find_helper_call
+from fdg.graph import DRIVER, Edge, Operator
+
+Makers = dict[str, frozenset[str]]
+HERE = frozenset({DRIVER})
+
+
+class Connect:
+    """Follows values through the driver and collects the edges."""
+
+    def __init__(self, analysis: Analysis, cutter: Cutter, interfaces: Interfaces, mixed: list[Method]) -> None:
+        self.analysis, self.cutter, self.interfaces = analysis, cutter, interfaces
+        self.mixed = {method.key: method for method in mixed}
+        self.edges: dict[tuple[str, str, str], Edge] = {}
+        self.attributes: Makers = {}
+        self.entry: dict[tuple[str, str], Makers] = defaultdict(dict)
+        self.result: dict[tuple[str, str], frozenset[str]] = {}
+        for _ in range(8):
+            before = (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result))
+            for method in mixed:
+                self.method = method
+                self.jumps: list[Makers] = []
+                self.block(method.body, dict(self.entry[method.key]))
+            if before == (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result)):
+                break
+        self.weights()
+
+    def weights(self) -> None:
+        learner = self.cutter.policy.fragment_of("learner")
+        actor = self.cutter.policy.fragment_of("actor")
+        calls = {name for plan in self.cutter.regions for name in plan.calls}
+        if learner != actor and "agent_act" in calls and "agent_learn" in calls:
+            self.add(learner, actor, "weights")
+
+    def per(self, fragment: str) -> str:
+        return "one" if fragment == DRIVER else self.cutter.policy.per(fragment)
+
+    def add(self, source: str, target: str, value: str, varying: bool = False) -> None:
+        key = (source, target, value)
+        if key not in self.edges:
+            self.edges[key] = Edge(source, target, value, self.operator(source, target, varying))
+
+    def operator(self, source: str, target: str, varying: bool) -> Operator:
+        here, there = self.per(source), self.per(target)
+        if "shard" in (here, there):
+            return "gather" if here == "shard" else "route"
+        if here == "actor":
+            return "gather" if there == "one" else "local"
+        if there == "actor":
+            return "scatter" if varying else "broadcast"
+        return "send"
+
+    def merge(self, left: Makers, right: Makers) -> Makers:
+        return {name: left.get(name, frozenset()) | right.get(name, frozenset()) for name in left.keys() | right.keys()}
+
+    def made(self, state: Makers, name: str) -> frozenset[str]:
+        if name.startswith("self."):
+            return self.attributes.get(name, HERE) | HERE
+        return state.get(name, HERE)
+
+    def set(self, state: Makers, name: str, makers: frozenset[str]) -> Makers:
+        if name.startswith("self."):
+            self.attributes[name] = self.attributes.get(name, frozenset()) | makers
+            return state
+        return {**state, name: makers}
+
+    def block(self, body: list[Statement], state: Makers) -> Makers:
+        for statement in body:
+            state = self.statement(statement, state)
+        return state
+
+    def statement(self, statement: Statement, state: Makers) -> Makers:
+        if statement.kind == "region":
+            return self.region(statement.parts["plan"], state)
+        if statement.kind == "each":
+            return self.each(statement, state)
+        passed = passed_on(statement, self.analysis, self.method)
+        reads = statement.head.reads | statement.head.mutates
+        if EVERYTHING in reads:
+            reads = reads | set(self.attributes)
+        for name in reads - passed:
+            self.read(state, name)
+        if statement.kind == "simple":
+            return self.simple(statement, state, passed)
+        state = self.assign(statement, state, HERE)
+        blocks = statement.blocks
+        if statement.kind in ("for", "while"):
+            self.jumps.append({})
+            while True:
+                before = dict(state)
+                state = self.merge(state, self.block(blocks["body"], dict(state)))
+                state = self.merge(state, self.jumps[-1])
+                for name in reads - passed:
+                    self.read(state, name)
+                if state == before:
+                    break
+            self.jumps.pop()
+            return self.merge(state, self.block(blocks["orelse"], dict(state)))
+        merged = dict(state)
+        for block in blocks.values():
+            after = self.block(block, dict(merged if statement.kind == "try" else state))
+            merged = self.merge(merged, after)
+        return merged
+
+    def read(self, state: Makers, name: str) -> None:
+        for maker in self.made(state, name) - HERE:
+            self.add(maker, DRIVER, name)
+
+    def assign(self, statement: Statement, state: Makers, makers: frozenset[str]) -> Makers:
+        for name in statement.head.writes:
+            old = self.made(state, name) if name not in statement.head.strong else frozenset()
+            state = self.set(state, name, makers | old)
+        return state
+
+    def simple(self, statement: Statement, state: Makers, passed: set[str]) -> Makers:
+        node = statement.parts["node"]
+        makers = HERE
+        for name in passed:
+            makers |= self.made(state, name)
+        if statement.head.helpers:
+            return self.helper(statement, state)
+        if isinstance(node, cst.Return):
+            self.result[self.method.key] = self.result.get(self.method.key, frozenset()) | makers
+            if self.method.name == "train":
+                for name in passed:
+                    self.read(state, name)
+        if isinstance(node, (cst.Break, cst.Continue)) and self.jumps:
+            self.jumps[-1] = self.merge(self.jumps[-1], state)
+        return self.assign(statement, state, makers)
+
+    def helper(self, statement: Statement, state: Makers) -> Makers:
+        call = find_helper_call(statement, self.analysis, self.method)
+        if call is None or call[0].key not in self.mixed:
+            return self.assign(statement, state, HERE)
+        method, arguments = call
+        for parameter, names in arguments.items():
+            known = self.entry[method.key].get(parameter, frozenset())
+            for name in names:
+                known |= self.made(state, name)
+            self.entry[method.key][parameter] = known
+        everywhere = frozenset(plan.fragment for plan in self.cutter.regions if plan.method is method)
+        for name in statement.head.mutates:
+            state = self.set(state, name, self.made(state, name) | everywhere)
+        return self.assign(statement, state, HERE | self.result.get(method.key, frozenset()))
+
+    def region(self, plan: RegionPlan, state: Makers) -> Makers:
+        for port in plan.inputs:
+            for maker in self.made(state, port.name):
+                if maker != plan.fragment:
+                    self.add(maker, plan.fragment, port.name, port.varying)
+        for port in plan.outputs:
+            if port.how == "value":
+                self.add(plan.fragment, DRIVER, port.name)
+            state = self.set(state, port.name, HERE if port.how == "value" else frozenset({plan.fragment}))
+        for name in plan.restores:
+            makers = self.made(state, name)
+            if DRIVER in makers:
+                self.add(plan.fragment, DRIVER, name)
+            state = self.set(state, name, makers | {plan.fragment})
+        return state
+
+    def each(self, statement: Statement, state: Makers) -> Makers:
+        for port in statement.parts["inputs"]:
+            self.read(state, port.name)
+        state = self.block(statement.parts["body"], state)
+        for port in statement.parts["outputs"]:
+            state = self.set(state, port.name, self.made(state, port.name) | HERE)
+        return state
+
+
+def name_regions(cutter: Cutter) -> None:
+    """Call a region by what it does: reset, collect, act, update, …; numbered where two would share a name."""
+    taken: dict[tuple[str, str], int] = {}
+    reserved = {name for owner in cutter.analysis.trainer.bases for name in owner.methods}
+    for plan in cutter.regions:
+        calls = set(plan.calls)
+        if {"agent_act", "env_step"} <= calls:
+            verb = "collect"
+        elif "agent_learn" in calls:
+            verb = "update" if len(calls) > 1 or len(plan.calls) > 1 else "learn"
+        elif plan.calls:
+            verb = OPERATIONS[plan.calls[0]].verb
+        else:
+            verb = "compute"
+        if verb in reserved:
+            verb = f"{verb}_region"
+        count = taken[(plan.fragment, verb)] = taken.get((plan.fragment, verb), 0) + 1
+        plan.name = verb if count == 1 else f"{verb}_{count}"
+
+
+class Rates:
+    """How often the driver calls each region in one turn of its outermost loop."""
+
+    def __init__(self, analysis: Analysis, mixed: list[Method]) -> None:
+        self.analysis = analysis
+        self.mixed = {method.key: method for method in mixed}
+        self.rates: dict[int, list[str]] = {}
+        self.advice: list[str] = []
+        self.seen: list[tuple[str, str]] = []
+        self.walk(analysis.train, analysis.train.body, [])
+
+    def walk(self, method: Method, body: list[Statement], loops: list[tuple[str, Statement]]) -> None:
+        for statement in body:
+            if statement.kind == "region":
+                plan: RegionPlan = statement.parts["plan"]
+                self.rates.setdefault(id(plan), []).append(self.rate([text for text, _ in loops]))
+                if sum(text not in ("?",) for text, _ in loops) > 1:
+                    self.advise(plan, loops)
+            elif statement.kind == "each":
+                self.walk(method, statement.parts["body"], loops)
+            elif statement.kind == "simple" and statement.head.helpers:
+                call = find_helper_call(statement, self.analysis, method)
+                if call is not None and call[0].key in self.mixed and call[0].key not in self.seen:
+                    self.seen.append(call[0].key)
+                    self.walk(call[0], call[0].body, loops)
+                    self.seen.pop()
+            elif statement.blocks:
+                inner = loops
+                if statement.kind in ("for", "while"):
+                    inner = [*loops, (self.turns(statement, method), statement)]
+                elif statement.kind in ("if", "match", "try") and loops:
+                    inner = [*loops, ("?", statement)]
+                for block in statement.blocks.values():
+                    self.walk(method, block, inner)
+
+    def turns(self, statement: Statement, method: Method) -> str:
+        if statement.kind == "while":
+            return "n"
+        node = statement.parts["iter"]
+        text = code(node).strip()
+        if text.startswith("range(") and isinstance(node, cst.Call) and len(node.args) == 1:
+            text = code(node.args[0].value)
+        return text.replace(f"{method.self_name}.config.", "config.").replace(f"{method.self_name}.", "")
+
+    def rate(self, loops: list[str]) -> str:
+        if not any(loop != "?" for loop in loops):
+            return "once"
+        inner = loops[1:]
+        factors = [loop for loop in inner if loop != "?"]
+        text = " × ".join(factors) or "1"
+        return f"≤ {text}" if "?" in inner else text
+
+    def advise(self, plan: RegionPlan, loops: list[tuple[str, Statement]]) -> None:
+        loop = next(statement for text, statement in reversed(loops) if text != "?")
+        inside = [s for s in walk([loop]) if s.kind == "simple" and s.head.pinned and not s.head.calls]
+        others = [
+            s.parts["plan"]
+            for s in walk([loop])
+            if s.kind == "region" and (s.parts["plan"].fragment, s.parts["plan"].per) != (plan.fragment, plan.per)
+        ]
+        times = " × ".join(text for text, _ in loops[1:] if text != "?")
+        line = f"line {loop.origin.line}: `{plan.fragment}` is called {times} times per iteration"
+        if inside:
+            why = inside[0]
+            self.note(f"{line}, because line {why.origin.line} stays at the driver ({why.head.pinned}): move it out of the loop.")
+        elif others and "actor" in {plan.per, *(other.per for other in others)}:
+            other = others[0]
+            names = ", ".join(dict.fromkeys(other.calls)) or "code of another fragment"
+            self.note(
+                f"{line}, because line {other.lines[0]} ({names}, on `{other.fragment}`) is in the same loop: "
+                f"move it behind the loop to make one call of it."
+            )
+
+    def note(self, text: str) -> None:
+        if text not in self.advice:
+            self.advice.append(text)
+
+    def of(self, plan: RegionPlan) -> str:
+        rates = self.rates.get(id(plan), [])
+        return " + ".join(dict.fromkeys(rates)) if rates else "never"
+
+
+def edge_rates(edges: dict[Any, Edge], plans: list[RegionPlan], rates: Rates) -> None:
+    """An edge is used as often as the region that receives (or, towards the driver, sends) its value is called."""
+    for edge in edges.values():
+        found = []
+        for plan in plans:
+            inputs, outputs = {port.name for port in plan.inputs}, {port.name for port in plan.outputs}
+            if edge.value == "weights":
+                hit = plan.fragment == edge.target and "agent_act" in plan.calls
+            elif edge.target == DRIVER:
+                hit = plan.fragment == edge.source and edge.value in outputs | set(plan.restores)
+            else:
+                hit = plan.fragment == edge.target and edge.value in inputs
+            if hit:
+                found.append(rates.of(plan))
+        order = [rate for rate in dict.fromkeys(found) if rate != "once"] or (["once"] if found else [])
+        edge.per_iteration = " + ".join(order) or "on demand"

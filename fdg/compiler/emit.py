@@ -1,0 +1,390 @@
+"""Emit: one Python class per fragment, and a driver; readable, with the user's comments, and a map to the user's lines.
+
+A fragment is a subclass of the user's trainer: methods that one fragment can run alone are inherited as they are, and
+each region is a method. The driver is a subclass too: what it overrides is `train` and the helpers whose work is spread
+over several fragments. Every emitted line remembers the line it stems from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+import libcst.matchers as m
+
+from fdg.compiler.cut import Cutter, Interfaces, RegionPlan, passed_on
+from fdg.compiler.effects import Analysis
+from fdg.compiler.ir import EVERYTHING, Statement, code, walk
+from fdg.compiler.lower import Method, canonical, method_call
+from fdg.compiler.source import Origin
+from fdg.graph import Port
+
+INDENT = "    "
+
+
+@dataclass
+class Text:
+    """Emitted lines, each with the user's line it stems from."""
+
+    lines: list[str] = field(default_factory=list)
+    origins: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def add(self, depth: int, text: str, origin: Origin | None = None) -> None:
+        for line in text.split("\n"):
+            self.lines.append(INDENT * depth + line if line else "")
+            if origin is not None:
+                self.origins.append((len(self.lines), origin.file, origin.line))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+def argument(name: str) -> str:
+    """How a variable is called as a parameter: `self.best` -> `self_best`."""
+    return name.replace(".", "_")
+
+
+class _Fetch(cst.CSTTransformer):
+    """Puts `self.msrl.fetch(…)` around reads of variables that may be handles."""
+
+    def __init__(self, names: set[str], self_name: str) -> None:
+        self.names, self.self_name = names, self_name
+        self.hidden: list[set[str]] = []
+
+    def wrap(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        return cst.Call(cst.parse_expression(f"{self.self_name}.msrl.fetch"), [cst.Arg(node)])
+
+    def visit_AssignTarget_target(self, node: cst.AssignTarget) -> None:
+        pass
+
+    def leave_AssignTarget(self, original_node: cst.AssignTarget, updated_node: cst.AssignTarget) -> cst.AssignTarget:
+        if isinstance(original_node.target, (cst.Name, cst.Tuple, cst.List)) or self.is_attribute(original_node.target):
+            return updated_node.with_changes(target=original_node.target)
+        return updated_node
+
+    def leave_AugAssign(self, original_node: cst.AugAssign, updated_node: cst.AugAssign) -> cst.AugAssign:
+        return updated_node.with_changes(target=original_node.target)
+
+    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> cst.AnnAssign:
+        return updated_node.with_changes(target=original_node.target)
+
+    def leave_NamedExpr(self, original_node: cst.NamedExpr, updated_node: cst.NamedExpr) -> cst.NamedExpr:
+        return updated_node.with_changes(target=original_node.target)
+
+    def leave_Del(self, original_node: cst.Del, updated_node: cst.Del) -> cst.Del:
+        return original_node
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+    def leave_CompFor(self, original_node: cst.CompFor, updated_node: cst.CompFor) -> cst.CompFor:
+        return updated_node.with_changes(target=original_node.target)
+
+    def leave_Param(self, original_node: cst.Param, updated_node: cst.Param) -> cst.Param:
+        return updated_node.with_changes(name=original_node.name)
+
+    def is_attribute(self, node: cst.CSTNode) -> bool:
+        return isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(self.self_name))
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
+        if self.is_attribute(original_node):
+            plain = original_node
+            return self.wrap(plain) if f"self.{plain.attr.value}" in self.names else plain
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        return self.wrap(updated_node) if original_node.value in self.names else updated_node
+
+
+class Emitter:
+    """Writes the driver and the fragments of one cut program."""
+
+    def __init__(self, analysis: Analysis, cutter: Cutter, interfaces: Interfaces, mixed: list[Method]) -> None:
+        self.analysis, self.cutter, self.interfaces, self.mixed = analysis, cutter, interfaces, mixed
+        self.trainer = analysis.trainer
+        self.mixed_keys = {method.key for method in mixed}
+        self.handles: dict[tuple[str, str], set[str]] = {method.key: self.find_handles(method) for method in mixed}
+
+    # which driver variables may be handles ---------------------------------------------------------------------------
+
+    def find_handles(self, method: Method) -> set[str]:
+        found = set(self.interfaces.resident_attributes)
+        if method.name != "train":
+            found |= set(method.parameters)
+        while True:
+            before = len(found)
+            for statement in walk(method.body):
+                if statement.kind == "region":
+                    found |= {port.name for port in statement.parts["plan"].outputs if port.how == "resident"}
+                elif statement.kind == "simple":
+                    if statement.head.helpers:
+                        found |= statement.head.strong
+                    elif passed_on(statement, self.analysis, method) & found:
+                        found |= statement.head.strong
+            if len(found) == before:
+                return found
+
+    # text ------------------------------------------------------------------------------------------------------------
+
+    def header(self, text: Text, what: str) -> None:
+        source = Path(self.trainer.module.file).name
+        text.add(0, f"# {what} of {self.trainer.name} ({source}) under `{self.cutter.policy.name}`.")
+        text.add(0, "# Generated; this is the code that runs.")
+        text.add(0, "")
+        text.add(0, "")
+
+    def driver(self) -> Text:
+        text = Text()
+        self.header(text, "The driver")
+        text.add(0, f"class {self.trainer.name}_driver({self.trainer.name}):")
+        for index, method in enumerate(self.mixed):
+            if index:
+                text.add(0, "")
+            node = method.owner.methods[method.name]
+            origin = method.origin(node)
+            name = self.driver_name(method)
+            parameters = code(node.params)
+            returns = f" -> {code(node.returns.annotation)}" if node.returns else ""
+            text.add(1, f"def {name}({parameters}){returns}:", origin)
+            self.block(text, 2, method.body, method, driver=True)
+        return text
+
+    def driver_name(self, method: Method) -> str:
+        """A method keeps its name where calls on self find it; what only `super()` reaches gets its class's name."""
+        found = self.trainer.find(method.name)
+        return method.name if found and found[0] is method.owner else f"{method.name}_of_{method.owner.name}"
+
+    def fragment(self, name: str, plans: list[RegionPlan]) -> Text:
+        text = Text()
+        components = " + ".join(self.cutter.policy.fragments[name])
+        self.header(text, f"Fragment `{name}` ({components})")
+        text.add(0, f"class {self.trainer.name}_{name}({self.trainer.name}):")
+        if not plans:
+            text.add(1, '"""No region: nothing in the program runs here."""')
+        for index, plan in enumerate(plans):
+            if index:
+                text.add(0, "")
+            self.region(text, plan)
+        return text
+
+    def region(self, text: Text, plan: RegionPlan) -> None:
+        method = plan.method
+        this = method.self_name
+        first, last = plan.lines
+        origin = plan.statements[0].origin
+        names = ", ".join([this, *(argument(port.name) for port in plan.inputs)])
+        text.add(1, f"def {plan.name}({names}):", origin)
+        place = f"{Path(origin.file).name}:{first}" + (f"-{last}" if last != first else "")
+        text.add(2, f'"""{place}"""')
+        for line in self.imports(plan):
+            text.add(2, line, origin)
+        for port in plan.inputs:
+            if port.name.startswith("self."):
+                text.add(2, f"{this}.{port.name[5:]} = {argument(port.name)}", origin)
+            elif port.maybe_unbound:
+                text.add(2, f"if {port.name} is _unbound:", origin)
+                text.add(3, f"del {port.name}", origin)
+        depth = 2
+        for context in plan.contexts:
+            items = ", ".join(code(canonical(item, method)).rstrip(", ") for item in context.parts["items"])
+            text.add(depth, f"with {items}:", context.origin)
+            depth += 1
+        self.block(text, depth, plan.statements, method, driver=False)
+        if plan.outputs:
+            values = ", ".join(self.current(port, this) for port in plan.outputs)
+            text.add(2, f"return {values}", plan.statements[-1].origin)
+
+    def imports(self, plan: RegionPlan) -> list[str]:
+        """The method's own imports that a region's statements refer to."""
+        inside = [s.parts["node"] for s in walk(plan.statements) if s.kind == "simple"]
+        if any(isinstance(node, (cst.Import, cst.ImportFrom)) for node in inside):
+            return []
+        used = {
+            cst.ensure_type(name, cst.Name).value
+            for statement in walk(plan.statements)
+            for part in statement.parts.values()
+            for node in (part if isinstance(part, list) else [part])
+            if isinstance(node, cst.CSTNode)
+            for name in m.findall(node, m.Name())
+        }
+        from fdg.compiler.source import imported_names
+
+        return [
+            code(statement.parts["node"])
+            for statement in walk(plan.method.body)
+            if statement.kind == "simple"
+            and isinstance(statement.parts["node"], (cst.Import, cst.ImportFrom))
+            and set(imported_names(statement.parts["node"])) & used
+        ]
+
+    def current(self, port: Port, this: str) -> str:
+        if port.name.startswith("self."):
+            return f"{this}.{port.name[5:]}"
+        return f'locals().get("{port.name}", _unbound)' if port.maybe_unbound else port.name
+
+    # statements ------------------------------------------------------------------------------------------------------
+
+    def block(self, text: Text, depth: int, body: list[Statement], method: Method, driver: bool) -> None:
+        if not body:
+            text.add(depth, "pass")
+        for statement in body:
+            for comment in statement.comments:
+                text.add(depth, comment)
+            self.statement(text, depth, statement, method, driver)
+
+    def print(self, node: cst.CSTNode, statement: Statement, method: Method, driver: bool, head: bool = False) -> str:
+        """An expression or small statement as generated code."""
+        if driver and method.key in self.handles:
+            passed = set() if head else passed_on(statement, self.analysis, method)
+            reads = statement.head.reads - passed - statement.head.mutates
+            names = self.handles[method.key] & reads
+            if names:
+                node = node.visit(_Fetch(names, method.self_name))  # type: ignore[assignment]
+            node = node.visit(_HelperNames(self, method))  # type: ignore[assignment]
+        return code(canonical(node, method)).strip()
+
+    def statement(self, text: Text, depth: int, statement: Statement, method: Method, driver: bool) -> None:
+        kind, parts, blocks, origin = statement.kind, statement.parts, statement.blocks, statement.origin
+        if kind == "region":
+            self.call(text, depth, parts["plan"], statement, method)
+            return
+        if kind == "each":
+            self.each(text, depth, statement, method)
+            return
+        if driver:
+            self.take(text, depth, statement, method)
+        if kind == "simple":
+            text.add(depth, self.print(parts["node"], statement, method, driver), origin)
+            return
+        show = lambda node: self.print(node, statement, method, driver, head=True)  # noqa: E731
+        if kind == "if":
+            self.if_chain(text, depth, statement, method, driver, "if")
+        elif kind == "for":
+            text.add(depth, f"for {code(parts['target'])} in {show(parts['iter'])}:", origin)
+            self.block(text, depth + 1, blocks["body"], method, driver)
+            self.orelse(text, depth, blocks["orelse"], method, driver)
+        elif kind == "while":
+            text.add(depth, f"while {show(parts['test'])}:", origin)
+            self.block(text, depth + 1, blocks["body"], method, driver)
+            self.orelse(text, depth, blocks["orelse"], method, driver)
+        elif kind == "with":
+            text.add(depth, f"with {', '.join(show(item).rstrip(', ') for item in parts['items'])}:", origin)
+            self.block(text, depth + 1, blocks["body"], method, driver)
+        elif kind == "try":
+            text.add(depth, "try:", origin)
+            self.block(text, depth + 1, blocks["body"], method, driver)
+            for index, handler in enumerate(parts["handlers"]):
+                name = f" as {code(handler.name.name)}" if handler.name else ""
+                text.add(depth, f"except {code(handler.type)}{name}:" if handler.type else "except:", origin)
+                self.block(text, depth + 1, blocks[f"handler{index}"], method, driver)
+            self.orelse(text, depth, blocks["orelse"], method, driver)
+            self.orelse(text, depth, blocks["finalbody"], method, driver, "finally")
+        elif kind == "match":
+            text.add(depth, f"match {show(parts['subject'])}:", origin)
+            for index, case in enumerate(parts["cases"]):
+                guard = f" if {show(case.guard)}" if case.guard is not None else ""
+                text.add(depth + 1, f"case {code(case.pattern).strip()}{guard}:", origin)
+                self.block(text, depth + 2, blocks[f"case{index}"], method, driver)
+
+    def if_chain(self, text: Text, depth: int, statement: Statement, method: Method, driver: bool, word: str) -> None:
+        test = self.print(statement.parts["test"], statement, method, driver, head=True)
+        text.add(depth, f"{word} {test}:", statement.origin)
+        self.block(text, depth + 1, statement.blocks["body"], method, driver)
+        orelse = statement.blocks["orelse"]
+        if len(orelse) == 1 and orelse[0].kind == "if" and not orelse[0].comments and orelse[0].origin.text.lstrip().startswith("elif"):
+            if not (driver and self.taken(orelse[0], method)):
+                self.if_chain(text, depth, orelse[0], method, driver, "elif")
+                return
+        self.orelse(text, depth, orelse, method, driver)
+
+    def orelse(self, text: Text, depth: int, block: list[Statement], method: Method, driver: bool, word: str = "else") -> None:
+        if block:
+            text.add(depth, f"{word}:")
+            self.block(text, depth + 1, block, method, driver)
+
+    def taken(self, statement: Statement, method: Method) -> list[str]:
+        """Handles whose objects a driver's statement changes, or keeps a second name for: they move to the driver."""
+        handles = self.handles.get(method.key, set())
+        passed = passed_on(statement, self.analysis, method)
+        names = statement.head.mutates
+        if EVERYTHING in names:
+            names = names | {name for name in handles if name.startswith("self.")}
+        found = names & handles - passed if not statement.head.helpers else set()
+        aliases = method.summary.aliases
+        for name in statement.head.reads & handles - passed - found:
+            if any(aliases.find(target) == aliases.find(name) for target in statement.head.strong - {name}):
+                found = found | {name}
+        return sorted(found)
+
+    def take(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
+        for name in self.taken(statement, method):
+            target = f"{method.self_name}.{name[5:]}" if name.startswith("self.") else name
+            bound = statement.parts.get("bound", set())
+            if not name.startswith("self.") and name not in bound:
+                text.add(depth, f'if "{name}" in locals():', statement.origin)
+                text.add(depth + 1, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
+            else:
+                text.add(depth, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
+
+    def call(self, text: Text, depth: int, plan: RegionPlan, statement: Statement, method: Method) -> None:
+        this = method.self_name
+        arguments = ", ".join(f"{argument(port.name)}={self.current(port, this)}" for port in plan.inputs)
+        call = f"{this}.msrl.{plan.fragment}.{plan.name}({arguments})"
+        inputs = {port.name for port in plan.inputs}
+        targets = []
+        for port in plan.outputs:
+            kept = port.maybe_unbound and port.name not in inputs
+            targets.append(f"{this}.{port.name[5:]}" if port.name.startswith("self.") else f"new_{port.name}" if kept else port.name)
+        text.add(depth, f"{', '.join(targets)} = {call}" if targets else call, statement.origin)
+        for port, target in zip(plan.outputs, targets, strict=True):
+            if port.maybe_unbound and target != port.name:
+                text.add(depth, f"if {target} is not _unbound:", statement.origin)
+                text.add(depth + 1, f"{port.name} = {target}", statement.origin)
+            elif port.maybe_unbound:
+                text.add(depth, f"if {port.name} is _unbound:", statement.origin)
+                text.add(depth + 1, f"del {port.name}", statement.origin)
+
+    def each(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
+        """Once per actor, at the driver."""
+        this, origin = method.self_name, statement.origin
+        inputs, outputs = statement.parts["inputs"], statement.parts["outputs"]
+        name = f"line_{origin.line}"
+        text.add(depth, f"def {name}({', '.join(argument(port.name) for port in inputs)}):  # once per actor", origin)
+        for port in inputs:
+            if port.name.startswith("self."):
+                text.add(depth + 1, f"{this}.{port.name[5:]} = {argument(port.name)}", origin)
+            elif port.maybe_unbound:
+                text.add(depth + 1, f"if {port.name} is _unbound:", origin)
+                text.add(depth + 2, f"del {port.name}", origin)
+        self.block(text, depth + 1, statement.parts["body"], method, driver=True)
+        if outputs:
+            text.add(depth + 1, f"return ({', '.join(self.current(port, this) for port in outputs)},)", origin)
+        arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)
+        targets = ", ".join(f"{this}.{port.name[5:]}" if port.name.startswith("self.") else port.name for port in outputs)
+        call = f"{this}.msrl.each_actor({name}{arguments})"
+        text.add(depth, f"({targets},) = {call}" if outputs else call, origin)
+        for port in outputs:
+            if port.maybe_unbound:
+                text.add(depth, f"if {port.name} is _unbound:", origin)
+                text.add(depth + 1, f"del {port.name}", origin)
+
+
+class _HelperNames(cst.CSTTransformer):
+    """Points calls of `super().helper()` at the driver's version of that helper."""
+
+    def __init__(self, emitter: Emitter, method: Method) -> None:
+        self.emitter, self.method = emitter, method
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        target = method_call(original_node, self.method, self.emitter.trainer)
+        if target is None or (target[0].name, target[1].name.value) not in self.emitter.mixed_keys:
+            return updated_node
+        called = self.emitter.analysis.need(*target)
+        name = self.emitter.driver_name(called)
+        arguments = updated_node.args
+        base = cst.ensure_type(original_node.func, cst.Attribute).value
+        if isinstance(base, cst.Name) and base.value != self.method.self_name:
+            arguments = arguments[1:]
+        return updated_node.with_changes(func=cst.parse_expression(f"{self.method.self_name}.{name}"), args=arguments)

@@ -1,0 +1,137 @@
+"""An algorithm's config fields as command-line flags: `--buffer-size 1000`, `--no-double`, `--num-envs 8`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fdg.config import FALSE, TRUE, Config, field_docs, field_types, make_config, read_value, type_name
+from fdg.errors import UsageError, did_you_mean
+from fdg.runtime.backends import resolve_env
+
+ALIASES = {
+    "num_envs": "envs",
+    "learning_rate": "lr",
+    "env_id": "env",
+    "collections": "iterations",
+    "num_iterations": "iterations",
+    "num_actors": "actors",
+}
+"""Names that users of CleanRL, rl-zoo and Flame's examples type → ours. A config's own field of that name wins."""
+
+TIMESTEPS = "total_timesteps"
+"""Not a field: frames to see, turned into iterations."""
+
+
+def read_config(
+    cls: type[Config], given: Mapping[str, Any], extra: list[str], settings: list[str], known: Iterable[str] = ()
+) -> Config:
+    """The config that a command line means.
+
+    `given` are the flags every algorithm has (None if absent), `extra` the tokens of its own flags,
+    `settings` the `key=value` of each `--set`, `known` the command's other flags, to name the nearest one.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    own = parse_flags(cls, extra, known)
+    for name, value in [*own.items(), *parse_settings(cls, settings).items()]:
+        if name in values:
+            raise UsageError(f"{name} is given twice: {values[name]} and {value}")
+        values[name] = value
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    values["env"] = resolve_env(values.get("env", defaults["env"]))  # the full id is what is recorded
+    timesteps = values.pop(TIMESTEPS, None)
+    if timesteps is not None:
+        if "iterations" in values:
+            raise UsageError("--total-timesteps and --iterations both say how long to train; give one of them")
+        values["iterations"] = iterations_for(make_config(cls, values), timesteps)
+    return make_config(cls, values)
+
+
+def parse_flags(cls: type[Config], tokens: list[str], known: Iterable[str] = ()) -> dict[str, str]:
+    """Flags of the algorithm's own: `--key value`, `--key=value`, and `--key` or `--no-key` for true and false."""
+    types = field_types(cls)
+    values: dict[str, str] = {}
+    waiting = list(tokens)
+    while waiting:
+        token = waiting.pop(0)
+        if not token.startswith("--"):
+            raise UsageError(f"unexpected argument {token!r}; flags are written --key value")
+        key, equals, value = token[2:].partition("=")
+        name = field_name(key, types)
+        if name is None and types.get(field_name(key.removeprefix("no-").removeprefix("no_"), types) or "") is bool:
+            name, value, equals = field_name(key[3:], types), "false", "="
+        if name is None:
+            flags = {flag(choice) for choice in (*types, TIMESTEPS)} | set(known)
+            raise UsageError(f"no flag --{key} for this algorithm; {did_you_mean('--' + key, flags)}")
+        if not equals:
+            if types.get(name) is bool and not (waiting and waiting[0].lower() in TRUE + FALSE):
+                value = "true"
+            elif not waiting or waiting[0].startswith("--"):
+                raise UsageError(f"--{key} needs a value: {type_name(types.get(name, int))}")
+            else:
+                value = waiting.pop(0)
+        values[name] = value
+    return values
+
+
+def parse_settings(cls: type[Config], settings: list[str]) -> dict[str, str]:
+    """Each `key=value` of `--set`."""
+    types = field_types(cls)
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting!r} has no value; write --set {key}=VALUE")
+        name = field_name(key.strip(), types)
+        if name is None:
+            raise UsageError(f"{cls.__name__} has no field {key!r}; {did_you_mean(key, types)}")
+        values[name] = value.strip()
+    return values
+
+
+def flag(name: str) -> str:
+    """A field's flag: `--buffer-size` for buffer_size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def field_name(key: str, types: Mapping[str, Any]) -> str | None:
+    """The field that a flag means, by its own name or an alias in either direction; None if there is none."""
+    name = key.replace("-", "_").lower()
+    others = [ours for alias, ours in ALIASES.items() if alias == name]
+    others += [alias for alias, ours in ALIASES.items() if ours == name]
+    for candidate in (name, *others):
+        if candidate in types:
+            return candidate
+    return name if name == TIMESTEPS else None
+
+
+def iterations_for(config: Config, timesteps: str) -> int:
+    """How many iterations it takes to see that many frames."""
+    try:
+        wanted = read_value(timesteps, int)
+    except ValueError:
+        raise UsageError(f"total_timesteps is {timesteps!r}; expected int") from None
+    frames = config.frames_per_iteration()
+    if not frames:
+        raise UsageError(
+            f"--total-timesteps: {type(config).__name__} does not say how many frames an iteration has; "
+            "use --iterations, or write its method frames_per_iteration"
+        )
+    return math.ceil(wanted / frames)
+
+
+def flag_table(cls: type[Config]) -> list[tuple[str, str, str, str]]:
+    """Flag, type, default and help of each field, the algorithm's own first."""
+    docs, types = field_docs(cls), field_types(cls)
+    base = {field.name for field in dataclasses.fields(Config)}
+    rows = []
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name in base):
+        if not field.init:
+            continue
+        default = "" if field.default is dataclasses.MISSING else str(field.default)
+        if field.default_factory is not dataclasses.MISSING:
+            default = str(field.default_factory())
+        rows.append((flag(field.name), type_name(types[field.name]), default, docs.get(field.name, "")))
+    return rows

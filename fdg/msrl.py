@@ -1,0 +1,227 @@
+"""MSRL: what a trainer calls. The same object serves the user's own loop and each fragment; it holds the components
+that live there, gives each call its component's random stream, and counts and times what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fdg.api import Actor, Learner
+from fdg.errors import RunError, UsageError
+from fdg.runtime.environments import Environment, begin_rows
+from fdg.runtime.evaluation import Evaluator
+from fdg.runtime.replay import ReplayBuffer
+from fdg.runtime.rows import Rows
+from fdg.runtime.streams import Streams, derive_seed
+from fdg.runtime.values import Varying, join
+
+PHASES = ("collect", "sync", "sample", "learn")
+
+
+class Record:
+    """What a run (or one fragment of it) has seen: episodes, frames, seconds by phase."""
+
+    def __init__(self) -> None:
+        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.calls = 0
+
+
+class MSRL:
+    """The component calls of one place. Components that are not there are None."""
+
+    def __init__(
+        self,
+        *,
+        config: Any,
+        streams: Streams,
+        index: int = 0,
+        env: Environment | None = None,
+        actor: Actor | None = None,
+        learner: Learner | None = None,
+        buffer: ReplayBuffer | None = None,
+        evaluation: Callable[[], tuple[Evaluator, Actor]] | None = None,
+        log: Callable[..., None] | None = None,
+        weights: list[torch.Tensor] | None = None,
+        sample_work: int = 0,
+    ) -> None:
+        self.config, self.streams, self.index = config, streams, index
+        self._env, self._actor, self._learner, self._buffer = env, actor, learner, buffer
+        self._evaluation, self._log = evaluation, log
+        self._weights = weights or []
+        self._marks: list[int] | None = None
+        self._sample_work = sample_work
+        self.version = 0
+        """How many times the learner has learned."""
+        self.record = Record()
+        self._env_stream = streams.of("env", index)
+        self._actor_stream = streams.of("actor", index)
+        self._buffer_stream = streams.of("buffer")
+        self._learner_stream = streams.of("learner")
+
+    # environments and actors
+
+    def env_reset(self) -> Any:
+        """Begin new episodes in all environments; the first step's TensorDict."""
+        start = perf_counter()
+        with self._env_stream:
+            td = self._env.reset()  # type: ignore[union-attr]
+        self.record.phases["collect"] += perf_counter() - start
+        return td
+
+    def env_step(self, td: Any) -> Any:
+        """Take `td["action"]` in every environment; `td` with `next` filled."""
+        start = perf_counter()
+        with self._env_stream:
+            td = self._env.step(begin_rows(td))  # type: ignore[union-attr]
+        self.record.phases["collect"] += perf_counter() - start
+        return td
+
+    def agent_act(self, td: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let the actor choose actions, without autograd."""
+        start = perf_counter()
+        with self._actor_stream, torch.no_grad():
+            td = self._actor.act(begin_rows(td), *args, **kwargs)  # type: ignore[union-attr]
+        self.record.phases["collect"] += perf_counter() - start
+        return td
+
+    # replay
+
+    def rows(self) -> Rows:
+        """Rows to insert later, in one transfer."""
+        return Rows()
+
+    def replay_buffer_insert(self, td: Any) -> None:
+        """Insert a snapshot of every row of `td`."""
+        buffer = self._need_buffer("replay_buffer_insert")
+        if isinstance(td, Varying):
+            for lane, rows in enumerate(td):
+                buffer.insert(lane, rows)
+        else:
+            buffer.insert(self.index, td)
+
+    def replay_buffer_insert_rows(self, rows: Any) -> None:
+        buffer = self._need_buffer("replay_buffer_insert")
+        for lane, part in enumerate(rows if isinstance(rows, Varying) else [rows]):
+            if len(part):
+                buffer.insert(lane, part)
+
+    def replay_buffer_sample(self, batch_size: int) -> Any:
+        """Draw rows; a TensorDict whose "index" says which they are."""
+        buffer = self._need_buffer("replay_buffer_sample")
+        start = perf_counter()
+        with self._buffer_stream:
+            batch = buffer.sample(batch_size)
+        if self._sample_work:
+            batch["checksum"] = sample_work(batch, self._sample_work)
+        self.record.phases["sample"] += perf_counter() - start
+        return batch
+
+    def replay_buffer_update_priority(self, batch: Any, priority: Any = None) -> None:
+        """Give the rows of a batch new priorities (by default its "td_error")."""
+        self._need_buffer("replay_buffer_update_priority").update_priority(batch, priority)
+
+    def replay_buffer_size(self) -> int:
+        """How many rows can be drawn."""
+        return len(self._need_buffer("replay_buffer_size"))
+
+    def replay_buffer_clear(self) -> None:
+        """Forget all rows."""
+        self._need_buffer("replay_buffer_clear").clear()
+
+    def _need_buffer(self, call: str) -> ReplayBuffer:
+        if self._buffer is None:
+            raise UsageError(
+                f"self.msrl.{call}: this trainer has no replay buffer; write "
+                "`def replay_buffer(self, spec): return ReplayBuffer(capacity)`"
+            )
+        return self._buffer
+
+    # learner
+
+    def agent_learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the learner learn; what it returns, cut from autograd."""
+        if self._learner is None:
+            raise UsageError("self.msrl.agent_learn: the agent has no learner; return Agent(actor=…, learner=…)")
+        start = perf_counter()
+        self._check_weights()
+        args = tuple(self._joined(value) for value in args)
+        kwargs = {name: self._joined(value) for name, value in kwargs.items()}
+        with self._learner_stream:
+            result = self._learner.learn(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result = result.detach()
+        self.version += 1
+        self._marks = [tensor._version for tensor in self._weights]
+        self.record.phases["learn"] += perf_counter() - start
+        return result
+
+    def _check_weights(self) -> None:
+        if self._marks is not None and self._marks != [tensor._version for tensor in self._weights]:
+            raise RunError(
+                "weights were written outside `learn` (by the actor?): actors run on copies, so such a write would be lost; "
+                "write them in Learner.learn"
+            )
+
+    def _joined(self, value: Any) -> Any:
+        return join(list(value), self.config.envs, "agent_learn") if isinstance(value, Varying) else value
+
+    def evaluate(self, episodes: int = 10) -> float:
+        """Mean return of the current policy over some episodes, on environments of its own."""
+        returns = self.evaluate_returns(episodes)
+        return sum(returns) / len(returns)
+
+    def evaluate_returns(self, episodes: int) -> list[float]:
+        assert self._evaluation is not None
+        evaluator, actor = self._evaluation()
+        with self.streams.of("evaluate"):
+            return evaluator.run(actor, episodes, derive_seed(self.config.seed, "evaluate") % 2**31)
+
+    # driver
+
+    def log(self, step: int, value: Any = None, **metrics: Any) -> None:
+        """Record values of one iteration: `log(i, loss)`, `log(i, loss=…, entropy=…)` or `log(i, {…})`."""
+        assert self._log is not None
+        self._log(step, value, metrics)
+
+    def gather(self, x: Any) -> Any:
+        """All actors' values as one global value, joined along the environments."""
+        return self._global(x)
+
+    def all(self, x: Any) -> bool:
+        """Whether it holds in all environments of all actors."""
+        return bool(torch.as_tensor(self._global(x)).all())
+
+    def any(self, x: Any) -> bool:
+        """Whether it holds in any environment of any actor."""
+        return bool(torch.as_tensor(self._global(x)).any())
+
+    def mean(self, x: Any) -> torch.Tensor:
+        """Mean over all environments of all actors."""
+        values = torch.as_tensor(self._global(x))
+        return values.mean() if values.is_floating_point() else values.float().mean()
+
+    def sum(self, x: Any) -> torch.Tensor:
+        """Sum over all environments of all actors."""
+        return torch.as_tensor(self._global(x)).sum()
+
+    def _global(self, x: Any) -> Any:
+        if isinstance(x, Varying):
+            return join(list(x), self.config.envs)
+        if isinstance(x, (bool, int, float)) or (isinstance(x, torch.Tensor) and x.dim() == 0):
+            return torch.as_tensor(x).reshape(1)
+        return x
+
+
+def sample_work(batch: Any, rounds: int) -> torch.Tensor:
+    """`--sample-work`: rounds of scalar Python arithmetic on each sampled row's values; a checksum per row."""
+    rows = batch["observation"].reshape(batch.batch_size[0], -1).tolist()
+    sums = []
+    for row in rows:
+        total = 0.0
+        for turn in range(rounds):
+            total = total * 0.5 + row[turn % len(row)]
+        sums.append(total)
+    return torch.tensor(sums)

@@ -1,0 +1,319 @@
+"""Names to things: algorithms and policies, bundled or in a file of the user's own.
+
+    find_algorithm("dqn")   find_algorithm("my_file.py:MyTrainer")   find_policy("sharded-replay")
+
+Files are looked at with `ast` and imported only by `load`, so that listing and drawing stay fast.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from fdg.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from fdg.api import Trainer
+
+ENGINES = {"inprocess": "every fragment in this process, as objects that share nothing"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One class in one file, known without importing it."""
+
+    name: str
+    file: str
+    class_name: str
+    doc: str
+    module: str = ""
+    """Import name of a bundled file; empty for a file of the user's."""
+
+    def load_class(self) -> type:
+        """Import the file and return the class."""
+        return getattr(importlib.import_module(self.module) if self.module else import_file(self.file), self.class_name)
+
+
+@dataclass(frozen=True)
+class Target(Source):
+    """A trainer to run."""
+
+    def load(self) -> type[Trainer]:
+        """Import the trainer.
+
+        Raises:
+            UsageError: if the import fails, or the class is no trainer, or has no `train`.
+        """
+        from fdg.api import Trainer
+
+        cls = self.load_class()
+        if not (isinstance(cls, type) and issubclass(cls, Trainer)):
+            raise UsageError(f"{self.file}: {self.class_name} is no trainer; write: class {self.class_name}(Trainer)")
+        if cls.train is Trainer.train:
+            raise no_train(self.file, self.class_name)
+        try:
+            cls.config_class()
+        except NameError as error:
+            raise UsageError(
+                f"{self.file}: the annotation of {self.class_name}.config cannot be read: {error}"
+            ) from error
+        return cls
+
+
+def no_train(file: str, class_name: str) -> UsageError:
+    return UsageError(f"{file}: {class_name} has no method `train`; write: def train(self), using self.msrl")
+
+
+def no_class(file: Path, class_name: str, classes: Iterable[str]) -> UsageError:
+    if not class_name:
+        return UsageError(
+            f"{file}: which class? write {file.name}:CLASS with one of: {', '.join(classes) or '(none here)'}"
+        )
+    return UsageError(f"{file} has no class {class_name!r}; {did_you_mean(class_name, classes)}")
+
+
+# ---- algorithms
+
+
+def algorithms() -> list[Target]:
+    """The bundled algorithms."""
+    found = []
+    for file in package_files("fdg.algorithms"):
+        tree = parse_file(file)
+        if names := trainers_in(tree):
+            doc = first_line(classes_in(tree)[names[0]])
+            found.append(Target(file.stem, str(file), names[0], doc, f"fdg.algorithms.{file.stem}"))
+    return found
+
+
+def find_algorithm(name: str) -> Target:
+    """The trainer that `name` means: a bundled algorithm, `FILE.py:CLASS`, or `FILE.py` if it holds one trainer.
+
+    Raises:
+        UsageError: for a name, file or class that does not exist or cannot be a trainer.
+    """
+    if (place := split_file(name)) is None:
+        return pick(name, algorithms(), "algorithm")
+    file, class_name = place
+    tree = parse_file(file)
+    classes = classes_in(tree)
+    class_name = class_name or only_trainer(file, trainers_in(tree))
+    if class_name not in classes:
+        raise no_class(file, class_name, classes)
+    if lacks_train(class_name, classes):
+        raise no_train(f"{file}:{classes[class_name].lineno}", class_name)
+    bundled = next((target for target in algorithms() if Path(target.file) == file), None)
+    module = bundled.module if bundled else ""
+    return Target(class_name.lower(), str(file), class_name, first_line(classes[class_name]), module)
+
+
+def only_trainer(file: Path, names: list[str]) -> str:
+    """The one trainer of a file, when the command names only the file."""
+    if not names:  # its base may come from a module that only an import can tell
+        module, trainer = import_file(str(file)), importlib.import_module("fdg.api").Trainer
+        names = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, trainer) and value.__module__ == module.__name__
+        ]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UsageError(f"{file} holds no trainer; write: class MyTrainer(fdg.Trainer)")
+    raise UsageError(f"{file} holds several trainers; write one of: {', '.join(f'{file}:{name}' for name in names)}")
+
+
+def trainers_in(tree: ast.Module) -> list[str]:
+    """Names of the classes that descend from `Trainer` or from a bundled algorithm and that no other class extends."""
+    classes = classes_in(tree)
+    roots = {"Trainer"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fdg.algorithms"):
+            roots |= {alias.asname or alias.name for alias in node.names if not alias.name.endswith("Config")}
+    kin: set[str] = set()
+    for _ in classes:  # a base may stand anywhere in the file: repeat until nothing is added
+        kin |= {name for name, node in classes.items() if set(base_names(node)) & (roots | kin)}
+    extended = {base for name in kin for base in base_names(classes[name])}
+    return [name for name in classes if name in kin and name not in extended]
+
+
+def lacks_train(name: str, classes: dict[str, ast.ClassDef]) -> bool:
+    """True if the class certainly has no `train`: every base is in this file, or is Trainer itself."""
+    if name == "Trainer":
+        return True
+    node = classes.get(name)
+    if node is None or node.decorator_list or not node.bases:
+        return False
+    defined = {item.name for item in node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    defined |= {target.id for item in node.body if isinstance(item, ast.Assign) for target in names_of(item)}
+    return "train" not in defined and all(lacks_train(base, classes) for base in base_names(node))
+
+
+# ---- policies
+
+
+def policies() -> list[Source]:
+    """The bundled policies: each file of `fdg.policies` with a class that carries a `name`."""
+    found = []
+    for file in package_files("fdg.policies"):
+        for node in parse_file(file).body:
+            name = class_attribute(node, "name")
+            if isinstance(node, ast.ClassDef) and name:
+                found.append(Source(name, str(file), node.name, first_line(node), f"fdg.policies.{file.stem}"))
+    return found
+
+
+def find_policy(name: str) -> Any:
+    """An instance of the policy that `name` means: a bundled one, or `FILE.py:CLASS`.
+
+    Raises:
+        UsageError: for a name, file or class that does not exist.
+    """
+    if (place := split_file(name)) is None:
+        return pick(name, policies(), "policy").load_class()()
+    file, class_name = place
+    classes = classes_in(parse_file(file))
+    if not class_name and len(classes) == 1:
+        class_name = next(iter(classes))
+    if class_name not in classes:
+        raise no_class(file, class_name, classes)
+    policy = Source(class_name, str(file), class_name, "").load_class()()
+    if not isinstance(getattr(policy, "name", None), str):
+        raise UsageError(
+            f"{file}: {class_name} is no policy; it needs a class attribute: name = {class_name.lower()!r}"
+        )
+    return policy
+
+
+def find_engine(name: str) -> str:
+    """The engine's own spelling of `name`."""
+    for engine in ENGINES:
+        if plain(engine) == plain(name):
+            return engine
+    raise UsageError(f"no engine {name!r}; {did_you_mean(name, ENGINES)}")
+
+
+# ---- looking into files
+
+
+def plain(name: str) -> str:
+    """A name without case, hyphens and underscores, so that Sharded-Replay is sharded_replay."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def pick(name: str, sources: list[Any], kind: str) -> Any:
+    """The source of that name, however it is spelled."""
+    for source in sources:
+        if plain(name) in (plain(source.name), plain(source.class_name)):
+            return source
+    raise UsageError(f"no {kind} {name!r}; {did_you_mean(name, [source.name for source in sources])}")
+
+
+def split_file(name: str) -> tuple[Path, str] | None:
+    """`FILE.py:CLASS` as file and class (empty if left out); None for what is no file name."""
+    file, _, class_name = name.rpartition(":") if ".py:" in name else (name, "", "")
+    if not file.endswith(".py"):
+        if "/" in name or ":" in name:
+            raise UsageError(f"{name!r} is no Python file; write FILE.py:CLASS")
+        return None
+    path = Path(file).expanduser()
+    if not path.is_file():
+        near = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"no file {file!r}" + (f"; {did_you_mean(file, near)}" if near else ""))
+    return path.resolve(), class_name
+
+
+def package_files(package: str) -> list[Path]:
+    """The Python files of a bundled package."""
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
+    return sorted(file for folder in folders for file in Path(folder).glob("*.py") if not file.stem.startswith("_"))
+
+
+def parse_file(file: Path) -> ast.Module:
+    """The parsed file; one that does not parse is named with its line and a caret."""
+    try:
+        return ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as error:
+        line, column = (error.text or "").rstrip("\n"), max((error.offset or 1) - 1, 0)
+        shown = f"\n    {line}\n    {' ' * column}^" if line else ""
+        raise UsageError(f"{file}:{error.lineno}:{column + 1}: does not parse: {error.msg}{shown}") from error
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{file}: cannot be read as Python: {error}") from error
+
+
+def classes_in(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name, those in functions left out."""
+    found: dict[str, ast.ClassDef] = {}
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def base_names(node: ast.ClassDef) -> list[str]:
+    """The last word of each base: Trainer for `Trainer`, `fdg.Trainer` and `Trainer[Config]`."""
+    words = []
+    for base in node.bases:
+        base = base.value if isinstance(base, ast.Subscript) else base
+        words.append(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", ""))
+    return words
+
+
+def names_of(item: ast.Assign) -> list[ast.Name]:
+    return [target for target in item.targets if isinstance(target, ast.Name)]
+
+
+def class_attribute(node: ast.AST, name: str) -> str:
+    """The string a class body assigns to `name`, or an empty one."""
+    for item in getattr(node, "body", []) if isinstance(node, ast.ClassDef) else []:
+        targets = names_of(item) if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
+        value = getattr(item, "value", None)
+        if any(getattr(target, "id", "") == name for target in targets) and isinstance(value, ast.Constant):
+            return str(value.value)
+    return ""
+
+
+def first_line(node: ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def import_file(file: str) -> ModuleType:
+    """Import a file of the user's, as `python FILE` would see it: its own folder comes first on the path.
+
+    Raises:
+        UsageError: if something the file imports is not there.
+    """
+    path = Path(file)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path):
+            return module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"fdg_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        raise UsageError(f"{path}:{lines[-1] if lines else 1}: the import failed: {error}") from error
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

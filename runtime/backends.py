@@ -1,0 +1,260 @@
+"""Who serves an environment: names (aliases, Gymnasium ids, a user's own factory) and the vector backends behind them.
+
+Free of torch, so that a wrong name is reported at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fdg.errors import UsageError, did_you_mean
+from fdg.registry import import_file, parse_file, split_file
+
+if TYPE_CHECKING:
+    import gymnasium
+
+PUBLISHED = (
+    *("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"),
+    *("BipedalWalker-v3", "LunarLander-v3", "LunarLanderContinuous-v3"),
+    *("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5"),
+    *("InvertedPendulum-v5", "InvertedDoublePendulum-v5"),
+)
+ALIASES = {env_id.partition("-v")[0].lower(): env_id for env_id in PUBLISHED}
+"""Short names: cartpole, halfcheetah, … Versions are fixed, so that an upgrade of Gymnasium changes no experiment."""
+
+_EXTRAS = {"classic_control": "classic-control", "phys2d": "jax", "tabular": "jax", "toy_text": "toy-text"}
+"""pip's name for a folder of gymnasium.envs, where it differs."""
+
+
+def resolve_env(name: str) -> str:
+    """The full name of an environment: of an alias, of any Gymnasium id, or of `FILE.py:make_env`.
+
+    >>> resolve_env("cartpole"), resolve_env("half-cheetah"), resolve_env("pendulum-v1")
+    ('CartPole-v1', 'HalfCheetah-v5', 'Pendulum-v1')
+
+    Raises:
+        UsageError: nobody knows the name, or a package the environment needs is not installed.
+    """
+    module, _, plain = name.rpartition(":")
+    if name.endswith(".py") or module.endswith(".py"):
+        load_factory(name)
+        return f"{Path(module).expanduser().resolve()}:{plain}"  # absolute: a worker may run in another folder
+
+    import gymnasium
+
+    if module:  # Gymnasium's own "module:Id": importing the module registers the id
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"environment {name!r}: there is no module {error.name!r} to import") from error
+    ids = {known.lower(): known for known in gymnasium.registry}
+    plain = plain.lower()
+    found = ALIASES.get(plain.replace("-", "").replace("_", "")) or ids.get(plain)
+    if found is None:
+        near = [ids[known] for known in difflib.get_close_matches(plain, ids, n=3)]
+        raise UsageError(
+            f"unknown environment {name!r}: {did_you_mean(name, {*near, *ALIASES})}; "
+            "also any Gymnasium id, or FILE.py:make_env for your own"
+        )
+    _check_installed(found)
+    return f"{module}:{found}" if module else found
+
+
+def _check_installed(env_id: str) -> None:
+    """Import the environment's code, to learn now rather than in a worker that an extra is missing."""
+    import gymnasium
+
+    entry = gymnasium.spec(env_id).entry_point
+    if not isinstance(entry, str):
+        return
+    module = entry.partition(":")[0]
+    try:
+        importlib.import_module(module)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        folder = module.split(".")[2] if module.startswith("gymnasium.envs.") else ""
+        write = f'pip install "gymnasium[{_EXTRAS.get(folder, folder)}]"' if folder else "install the package it is in"
+        raise UsageError(f"environment {env_id} needs what is not installed ({error}): {write}") from error
+
+
+def load_factory(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """The function that `FILE.py:make_env` names, which makes one environment.
+
+    Raises:
+        UsageError: no such file, it does not parse, it has no such function, or that one wants arguments.
+    """
+    place = split_file(name)
+    if place is None or not place[1]:
+        raise UsageError(f"environment {name!r} is a file: write {name}:make_env, the function in it that makes one")
+    path, function = place
+    parse_file(path)
+    members = vars(import_file(str(path))).items()
+    functions = {key: value for key, value in members if callable(value) and not key.startswith("_")}
+    if function not in functions:
+        raise UsageError(f"{path} has no function {function!r}: {did_you_mean(function, functions)}")
+    try:
+        inspect.signature(functions[function]).bind()
+    except TypeError as error:
+        raise UsageError(f"{path}:{function} is called without arguments, and cannot be: {error}") from error
+    return functions[function]
+
+
+def maker(env_id: str) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """What makes one environment of a resolved name."""
+    import gymnasium
+
+    if ".py:" not in env_id:
+        return partial(gymnasium.make, env_id, disable_env_checker=True)
+    factory = load_factory(env_id)
+
+    def make() -> gymnasium.Env[Any, Any]:
+        env = factory()
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(f"{env_id} returned {type(env).__name__}: return one gymnasium.Env, rows are made of it")
+        return env
+
+    return make
+
+
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(next observation, observation to go on from, reward, terminated, truncated), each with E rows.
+
+The two observations may be one array; the other arrays are the caller's own.
+"""
+
+
+class Rows(Protocol):
+    """A backend: E environments side by side, each reset within the step that ends it."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+
+    def reset(self, seeds: list[int] | None) -> np.ndarray:
+        """First observations of new episodes in all rows; without seeds the random streams go on."""
+
+    def step(self, actions: np.ndarray) -> Step: ...
+
+    def close(self) -> None: ...
+
+
+class SyncRows:
+    """Gymnasium's SyncVectorEnv, automatic resets disabled: environments in turn, in this process.
+
+    It builds, checks, seeds and closes the rows. They are stepped here one by one, since its own `step` merges info
+    dictionaries nobody reads and copies twice: 821 against 716 µs for 16 HalfCheetah, 168 against 132 for 16 CartPole.
+    """
+
+    def __init__(self, env_id: str, num_envs: int) -> None:
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+        self.vector = SyncVectorEnv([maker(env_id)] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
+        self._shape = (num_envs, *(self.observation_space.shape or ()))
+
+    def reset(self, seeds: list[int] | None) -> np.ndarray:
+        return self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
+
+    def step(self, actions: np.ndarray) -> Step:
+        rows = self._shape[0]
+        final, reward = np.empty(self._shape, self.observation_space.dtype), np.empty(rows)
+        terminated, truncated = np.empty(rows, np.bool_), np.empty(rows, np.bool_)
+        for row, env in enumerate(self.vector.envs):
+            final[row], reward[row], terminated[row], truncated[row], _ = env.step(actions[row])
+        ended, first = terminated | truncated, final
+        if ended.any():
+            first = final.copy()
+            for row in np.flatnonzero(ended).tolist():
+                first[row] = self.vector.envs[row].reset()[0]
+        return final, first, reward, terminated, truncated
+
+    def close(self) -> None:
+        self.vector.close()
+
+
+class CartPoleRows:
+    """Gymnasium's own vectorised CartPole: all rows in one numpy expression.
+
+    It knows only next-step resets. Finished rows are therefore given their new state here, drawn from its own
+    generator as it would have done, and it is told that none is waiting.
+    """
+
+    def __init__(self, env_id: str, num_envs: int) -> None:
+        import gymnasium
+
+        vector = gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point")
+        self.vector: Any = vector.unwrapped
+        self.observation_space = vector.single_observation_space
+        self.action_space = vector.single_action_space
+
+    def reset(self, seeds: list[int] | None) -> np.ndarray:
+        return self.vector.reset(seed=seeds[0] if seeds else None)[0]
+
+    def step(self, actions: np.ndarray) -> Step:
+        vector = self.vector
+        final, reward, terminated, truncated, _ = vector.step(actions)
+        ended, first = vector.prev_done, final
+        if ended.any():
+            size = (4, np.count_nonzero(ended))
+            vector.state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=size)
+            vector.steps[ended] = 0
+            vector.prev_done = np.zeros_like(ended)
+            first = vector.state.T.astype(np.float32)
+        return final, first, reward, terminated, truncated
+
+    def close(self) -> None:
+        self.vector.close()
+
+
+ADAPTERS: dict[str, Callable[[str, int], Rows]] = {"sync": SyncRows, "cartpole-vector": CartPoleRows}
+"""The backends by name."""
+
+BACKENDS = {"CartPole-v0": "cartpole-vector", "CartPole-v1": "cartpole-vector"}
+"""Which backend serves an id: its own vector version where an adapter knows how that one resets, else `sync`."""
+
+
+def backend_for(env_id: str) -> str:
+    """The backend that serves an environment: part of the experiment, since each draws random numbers its own way."""
+    return BACKENDS.get(env_id, "sync")
+
+
+def make_rows(env_id: str, num_envs: int, backend: str) -> Rows:
+    """Build a backend for a resolved name.
+
+    Raises:
+        UsageError: there is no such backend, or the environment cannot be made.
+    """
+    if backend not in ADAPTERS:
+        raise UsageError(f"unknown environment backend {backend!r}: {did_you_mean(backend, ADAPTERS)}")
+    import gymnasium
+
+    try:
+        with _mujoco_warnings_logged():
+            return ADAPTERS[backend](env_id, num_envs)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UsageError(f"environment {env_id} cannot be made: {error}") from error
+
+
+@contextmanager
+def _mujoco_warnings_logged() -> Iterator[None]:
+    """Log what MuJoCo says while reading a model, which it would print for every row and keep in a file beside us."""
+    mujoco: Any = sys.modules.get("mujoco")
+    if not hasattr(mujoco, "set_mju_user_warning"):
+        yield
+        return
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(logging.getLogger(__name__).info)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)

@@ -1,0 +1,308 @@
+"""Environments: each logical actor's vector environment, spoken to in TorchRL's keys.
+
+    reset()     observation, done, terminated, truncated                                  batch [E], names ["env"]
+    step(td)    the same td, with next: observation, reset_observation, reward, done, terminated, truncated
+    step_mdp    the root of the following step
+
+A row whose episode ends is reset within that very step. `next.observation` stays the true final observation, and
+`next.reset_observation` is where the row goes on: the first observation of its new episode, or `next.observation` again
+for a row that did not end. So no row of an automatic reset exists, for an algorithm to insert, count or learn from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
+
+from fdg.errors import UsageError
+from fdg.runtime.backends import ALIASES, BACKENDS, Rows, backend_for, make_rows, resolve_env
+
+if TYPE_CHECKING:
+    import gymnasium
+
+__all__ = [
+    "ALIASES",
+    "BACKENDS",
+    "EnvSpec",
+    "Environment",
+    "backend_for",
+    "begin_rows",
+    "make_env",
+    "resolve_env",
+    "step_mdp",
+]
+
+DONE_KEYS = ("done", "terminated", "truncated")
+_NOT_CARRIED = frozenset(("next", "action", "reward"))
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm may know of its environment: the spaces of a single one, and who serves them."""
+
+    id: str
+    backend: str
+    num_envs: int
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+
+    @property
+    def obs_dim(self) -> int:
+        """How many numbers an observation has."""
+        return math.prod(self.observation_space.shape or ())
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is one of `n_actions`; otherwise it is `action_dim` numbers."""
+        return hasattr(self.action_space, "n")
+
+    @property
+    def n_actions(self) -> int:
+        """How many discrete actions there are; a UsageError where actions are continuous."""
+        if not self.discrete:
+            raise UsageError(f"{self.id} has continuous actions {self.action_space}, discrete ones are needed")
+        return int(self.action_space.n)  # type: ignore[attr-defined]
+
+    @property
+    def action_dim(self) -> int:
+        """How many numbers a continuous action has; a UsageError where actions are discrete."""
+        if self.discrete:
+            raise UsageError(f"{self.id} has discrete actions {self.action_space}, continuous ones are needed")
+        return math.prod(self.action_space.shape or ())
+
+
+def make_env(name: str, num_envs: int, seed: int, *, backend: str | None = None) -> Environment:
+    """E environments of one kind; rows get seeds of their own, all derived from `seed`.
+
+    >>> env = make_env("cartpole", 2, seed=1)
+    >>> env.reset()["observation"].shape, env.spec.n_actions, env.spec.backend
+    (torch.Size([2, 4]), 2, 'cartpole-vector')
+
+    Raises:
+        UsageError: the name, a missing package, the numbers or the environment's spaces do not allow it.
+    """
+    env_id = resolve_env(name)
+    backend = backend or backend_for(env_id)
+    if num_envs < 1 or seed < 0:
+        raise UsageError(f"{name}: envs is {num_envs}, seed is {seed}; envs must be at least 1, seed at least 0")
+    rows = make_rows(env_id, num_envs, backend)
+    return Environment(EnvSpec(env_id, backend, num_envs, rows.observation_space, rows.action_space), rows, seed)
+
+
+class Environment:
+    """A vector environment of `spec.num_envs` rows.
+
+    `episodes` holds (return, length) of each finished episode until drained; `frames` counts steps of single rows.
+    """
+
+    def __init__(self, spec: EnvSpec, rows: Rows, seed: int) -> None:
+        _check_spaces(spec)
+        self.spec, self.frames = spec, 0
+        self.episodes: list[tuple[float, int]] = []
+        self._rows, self._seed = rows, seed
+        self._size = torch.Size([spec.num_envs])
+        self._dtype = np.uint8 if spec.observation_space.dtype == np.uint8 else np.float32
+        self._returns, self._lengths = np.zeros(spec.num_envs), np.zeros(spec.num_envs, np.int64)
+        self._started = self._restarted = False
+        space: Any = spec.action_space
+        self._first_action, self._n = (int(space.start), int(space.n)) if spec.discrete else (0, 0)
+
+    def reset(self, seed: int | None = None) -> TensorDict:
+        """Begin new episodes in all rows; the first time, or when a seed is given, from the seed."""
+        if seed is None and not self._started:
+            seed = self._seed
+        seeds = None
+        if seed is not None:
+            # 31 bits: a seed that every environment takes
+            states = np.random.SeedSequence(seed).generate_state(self.spec.num_envs + 2) >> 1
+            action_seed, observation_seed, *seeds = states.tolist()
+            self.spec.action_space.seed(action_seed)
+            self.spec.observation_space.seed(observation_seed)
+        root = {"observation": self._observation(self._rows.reset(seeds))}
+        root.update({key: torch.zeros(self.spec.num_envs, 1, dtype=torch.bool) for key in DONE_KEYS})
+        self._returns[:], self._lengths[:] = 0, 0
+        self._started, self._restarted = True, False
+        return _tensordict(root, self._size)
+
+    def step(self, td: TensorDictBase) -> TensorDictBase:
+        """Take `td["action"]` in every row; returns `td` with `next` filled. Other entries of `next` are kept."""
+        self._check(td)
+        final, first, reward, terminated, truncated = self._rows.step(self._actions(td))
+        ended = terminated | truncated
+        self.frames += self.spec.num_envs
+        self._returns += reward
+        self._lengths += 1
+        self._restarted = bool(ended.any())
+        if self._restarted:
+            self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+            self._returns[ended], self._lengths[ended] = 0, 0
+        following = {
+            "observation": self._observation(final),
+            "reset_observation": self._observation(first),
+            "reward": torch.from_numpy(reward.astype(np.float32)[:, None]),
+            "done": torch.from_numpy(ended[:, None]),
+            "terminated": torch.from_numpy(terminated[:, None]),
+            "truncated": torch.from_numpy(truncated[:, None]),
+        }
+        written = td.get("next", None)  # what the actor wrote for the next step, such as a recurrent state
+        if written is not None:
+            following = {**dict(written.items()), **following}
+        td.set("next", _tensordict(following, self._size))
+        return td
+
+    def drain_episodes(self) -> list[tuple[float, int]]:
+        """(return, length) of the episodes finished since the last call; rows in order within a step."""
+        episodes, self.episodes = self.episodes, []
+        return episodes
+
+    def close(self) -> None:
+        """Release what the rows hold."""
+        self._rows.close()
+
+    def _observation(self, array: np.ndarray) -> torch.Tensor:
+        """A copy of its own, in row order: the layout in memory changes the last bits of a matrix product."""
+        return torch.from_numpy(np.array(array, self._dtype, order="C"))
+
+    def _check(self, td: TensorDictBase) -> None:
+        """Refuse what cannot be stepped, before the environment moves."""
+        if not isinstance(td, TensorDictBase):
+            raise UsageError(f"env_step takes a TensorDict, got {type(td).__name__}: return td from act")
+        if not self._started:
+            raise UsageError("env_step before env_reset: write td = self.msrl.env_reset() first")
+        if td.batch_size != self._size:
+            raise UsageError(
+                f"env_step takes all rows of the environment, batch size {list(self._size)}, "
+                f"got {list(td.batch_size)}: pass on what env_reset or step_mdp returned"
+            )
+        if self._restarted and (done := td.get("done", None)) is not None and done.any():
+            raise UsageError(
+                f"env_step: rows {done.flatten().nonzero().flatten().tolist()} are done, and the environment has begun "
+                "new episodes there: write td = fdg.step_mdp(td) after env_step"
+            )
+
+    def _actions(self, td: TensorDictBase) -> np.ndarray:
+        """The environment's actions: integers [E], or numbers within the space's bounds [E, …]."""
+        action = td.get("action", None)
+        if action is None:
+            raise UsageError(f"env_step needs an action, td has {_keys(td)}: write td['action'] = … in act")
+        given = action.numpy(force=True)
+        return self._discrete(given) if self.spec.discrete else self._continuous(given)
+
+    def _continuous(self, given: np.ndarray) -> np.ndarray:
+        space: Any = self.spec.action_space
+        if given.shape != (self.spec.num_envs, *space.shape):
+            raise UsageError(f"{_seen(given)}, {self.spec.id} takes {[self.spec.num_envs, *space.shape]}")
+        if np.isnan(given).any():
+            row = np.isnan(given).reshape(len(given), -1).any(1).argmax()
+            raise UsageError(f"env_step: the action of row {row} is {given[row].tolist()}: has the policy diverged?")
+        return np.minimum(np.maximum(given, space.low), space.high).astype(space.dtype, copy=False)
+
+    def _discrete(self, given: np.ndarray) -> np.ndarray:
+        rows, n, index = self.spec.num_envs, self._n, given
+        if given.shape == (rows, 1):
+            index = given[:, 0]
+        elif given.shape == (rows, n):
+            if (np.count_nonzero(given, axis=1) != 1).any():
+                raise UsageError(f"{_seen(given)}, not one-hot ({given[0].tolist()}): write q.argmax(-1)")
+            index = given.argmax(1)
+        if index.shape != (rows,) or index.dtype.kind not in "iu":
+            raise UsageError(f"{_seen(given)}, {self.spec.id} takes integers [{rows}] or one-hot rows [{rows}, {n}]")
+        index = index.astype(np.int64, copy=False)
+        if (index.view(np.uint64) >= n).any():  # seen as unsigned, a negative number is a huge one
+            raise UsageError(f"env_step: actions {index.tolist()}, {self.spec.id} takes 0 to {n - 1}")
+        return index + self._first_action if self._first_action else index
+
+
+def _seen(action: np.ndarray) -> str:
+    return f"env_step: the action is {action.dtype} of shape {list(action.shape)}"
+
+
+def _keys(td: TensorDictBase) -> str:
+    return ", ".join(map(str, td.keys()))
+
+
+def _check_spaces(spec: EnvSpec) -> None:
+    from gymnasium.spaces import Box, Discrete
+
+    if not isinstance(spec.observation_space, Box):
+        raise UsageError(
+            f"{spec.id} observes {spec.observation_space}, only Box can be served: write a FILE.py:make_env that "
+            f"returns gymnasium.wrappers.FlattenObservation(gymnasium.make({spec.id!r}))"
+        )
+    action = spec.action_space
+    if not isinstance(action, Discrete) and not (isinstance(action, Box) and action.dtype.kind == "f"):
+        raise UsageError(
+            f"{spec.id} acts in {action}, only Discrete and Box of floats can be served: write a FILE.py:make_env that "
+            "returns it in a gymnasium.ActionWrapper"
+        )
+
+
+def _tensordict(source: dict[str, Any], like: TensorDictBase | torch.Size) -> TensorDict:
+    """A TensorDict of entries known to fit, which the public constructor would spend 10 µs on checking, twice a step.
+
+    Its batch size, names and device are those of another one, or it holds E rows.
+    """
+    if isinstance(like, torch.Size):
+        return TensorDict._new_unsafe(source, batch_size=like, names=["env"])
+    names = list(like.names) if any(like.names) else None
+    return TensorDict._new_unsafe(source, batch_size=like.batch_size, names=names, device=like.device)
+
+
+def step_mdp(td: TensorDictBase) -> TensorDict:
+    """The root of the following step, from what `env_step` returned.
+
+    As TorchRL's `step_mdp`: `next` moves to the root, action and reward are dropped, other entries stay. In addition,
+    rows whose episode ended stand at the first observation of their next one, not done.
+
+    Raises:
+        UsageError: `td` has no `next`.
+    """
+    following = td.get("next", None)
+    if following is None:
+        raise UsageError(f"step_mdp needs what env_step returned, td has no 'next' ({_keys(td)})")
+    root: dict[str, Any] = {}
+    for part in (td, following):
+        for key, value in part.items():
+            if key in _NOT_CARRIED:
+                continue
+            if isinstance(value, torch.Tensor) or is_non_tensor(value):
+                root[key] = value
+            elif key in root:
+                root[key].update(value.copy())
+            elif not value.is_empty():
+                root[key] = value.copy()  # its structure: root and next must not share a nested TensorDict
+    if "reset_observation" in root:
+        root["observation"] = root.pop("reset_observation")
+        for key in DONE_KEYS:
+            if key in root:
+                root[key] = torch.zeros_like(root[key])
+    return _tensordict(root, following)
+
+
+def begin_rows(td: Data) -> Data:
+    """Turn rows that ended, as TorchRL's `step_mdp` leaves them, into rows that begin; in place, `td` is returned.
+
+    Anything else is returned as it is. After FDG's own `step_mdp` there is nothing to do.
+    """
+    if not isinstance(td, TensorDictBase) or "reset_observation" not in td.keys():  # noqa: SIM118
+        return td
+    first = td.get("reset_observation")
+    del td["reset_observation"]
+    flags = {key: flag for key in DONE_KEYS if (flag := td.get(key, None)) is not None}
+    ended = flags.get("done")
+    for flag in flags.values() if ended is None else ():  # TorchRL's exclude_done drops done, and only that
+        ended = flag if ended is None else ended | flag
+    if ended is None:
+        td.set("observation", first)
+    elif ended.any():
+        mask = ended.reshape(first.shape[0], *[1] * (first.ndim - 1))
+        td.set("observation", torch.where(mask, first, td.get("observation")))
+        for key, flag in flags.items():
+            td.set(key, torch.zeros_like(flag))
+    return td

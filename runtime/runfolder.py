@@ -1,0 +1,178 @@
+"""The run folder: what a run was and how it went, under the names CleanRL's users know.
+
+    runs/<env>__<algo>__<policy>__<seed>__<time>/
+        config.json  graph.json  graph.txt  fragments/*.py     what ran
+        metrics.csv  events.out.tfevents…  metrics.json        how it went
+
+A RunFolder is an observer of a run, see `Observer`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from fdg.config import Config
+from fdg.errors import UsageError
+from fdg.graph import Graph
+
+COLUMNS = ("iteration", "frames", "episodes", "seconds", "frames_per_second", "episodic_return")
+
+
+class Observer(Protocol):
+    """Who watches a run. The run calls these in its own thread, in this order; none may change what it is given.
+
+    `on_start` once, before the first component call; `on_log` for each `self.msrl.log`; `on_end` once, after the final
+    evaluation, and not at all if the run fails. A row holds iteration, frames, episodes, seconds, frames_per_second,
+    episodic_return (None before the first episode ends) and values {name: number}.
+    """
+
+    def on_start(self, config: Config, graph: Graph | None) -> None: ...
+
+    def on_log(self, row: dict[str, Any]) -> None: ...
+
+    def on_end(self, metrics: dict[str, Any]) -> None: ...
+
+
+class RunFolder:
+    """Writes the run folder as the run goes. Use it in a `with`, so that its files close when the run fails."""
+
+    def __init__(self, log_dir: str | Path, env: str, algo: str, policy: str, seed: int) -> None:
+        words = [env, algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
+        self.path = Path(log_dir) / "__".join(re.sub(r"[^\w.=-]+", "-", word) for word in words)
+        self._columns: list[str] = []
+        self._csv: TextIO | None = None
+        self._events: Events | None = None
+
+    def on_start(self, config: Config, graph: Graph | None) -> None:
+        self.path = new_folder(self.path)  # only now: a run refused for its input leaves no empty folder
+        write_json(self.path / "config.json", dataclasses.asdict(config))
+        if graph is not None:
+            write_graph(self.path, graph)
+        self._events = open_events(self.path)
+
+    def on_log(self, row: dict[str, Any]) -> None:
+        cells = {name: row[name] for name in COLUMNS}
+        for name, value in row["values"].items():
+            cells[name if name not in COLUMNS else f"values/{name}"] = value
+        if new := [name for name in cells if name not in self._columns]:
+            self._widen(new)
+        csv.DictWriter(self._csv, self._columns).writerow(cells)  # type: ignore[type-var]
+        if self._events is not None:
+            self._events.write(row["frames"], event_names(row))
+
+    def on_end(self, metrics: dict[str, Any]) -> None:
+        write_json(self.path / "metrics.json", metrics)
+        if self._events is not None:
+            self._events.write(metrics["frames"], {"eval/episodic_return": metrics.get("mean_reward")})
+
+    def _widen(self, new: list[str]) -> None:
+        """Start metrics.csv, or write it anew when a value is logged for the first time later on."""
+        file, rows = self.path / "metrics.csv", []
+        if self._csv is not None:
+            self._csv.close()
+            with open(file, newline="") as old:
+                rows = list(csv.DictReader(old))
+        self._columns += new
+        self._csv = open(file, "w", newline="", buffering=1)  # noqa: SIM115  (open as long as the run)
+        writer = csv.DictWriter(self._csv, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+    def close(self) -> None:
+        for file in (self._csv, self._events):
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make a folder of that name, or with a number behind it if two runs start in the same second."""
+    number, parent = 1, wanted.parent
+    while True:
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if not folder.is_dir():
+                raise UsageError(f"the log folder {str(parent)!r} is a file; give another --log-dir") from None
+            number += 1
+        except OSError as error:
+            raise UsageError(f"the log folder {str(parent)!r} cannot be written: {error.strerror}") from error
+
+
+def write_graph(folder: Path, graph: Graph) -> None:
+    """The graph as data, as a picture, and the code it runs."""
+    from fdg.draw import draw
+
+    (folder / "graph.json").write_text(graph.to_json() + "\n")
+    (folder / "graph.txt").write_text(draw(graph, "text").rstrip() + "\n")
+    (folder / "fragments").mkdir()
+    for name, source in [("driver", graph.driver), *((part.name, part.source) for part in graph.fragments.values())]:
+        (folder / "fragments" / f"{name}.py").write_text(source)
+
+
+def write_json(file: str | Path, data: Any) -> None:
+    """Strict JSON: a number that is not finite becomes null."""
+    Path(file).write_text(json.dumps(finite(data), indent=2, default=str) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """`data` with None in place of nan and infinity, which JSON does not know."""
+    if isinstance(data, dict):
+        return {str(key): finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+class Events:
+    """TensorBoard's event file, over frames.
+
+    A row is one event of several scalars: torch's SummaryWriter makes an event, and a queue entry, of each scalar
+    (260 µs a row, against 90).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Imported here: only a run needs it.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary, self._writer = Event, Summary, EventFileWriter(str(folder))
+
+    def write(self, frames: int, scalars: dict[str, float | None]) -> None:
+        known = {tag: value for tag, value in scalars.items() if value is not None}
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+        )
+        self._writer.add_event(self._event(wall_time=time.time(), step=frames, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_events(folder: Path) -> Events | None:
+    """The event file, or None where tensorboard is not installed."""
+    try:
+        return Events(folder)
+    except ImportError:
+        return None
+
+
+def event_names(row: dict[str, Any]) -> dict[str, float | None]:
+    """A row's numbers under CleanRL's names."""
+    losses = {f"losses/{name}": value for name, value in row["values"].items()}
+    return {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"], **losses}

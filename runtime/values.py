@@ -1,0 +1,333 @@
+"""Values between fragments: varying values, handles to resident ones, copies, what comes back, and joining.
+
+    Varying   one value per actor, in actor order
+    Handle    an object that stays in a fragment; the driver passes it on without looking inside
+    copied    a deep copy for a crossing: tensors cloned and cut from autograd, identity inside one message kept
+    restore   call-by-copy-restore: what a region changed in its copy is changed in the driver's object too
+    join      varying to global: along the environments, in actor order
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import types
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from fdg.errors import RunError
+from fdg.runtime.rows import Rows
+
+ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.FunctionType, types.BuiltinFunctionType,
+         types.ModuleType, range, torch.device, torch.dtype, torch.Size)  # fmt: skip
+
+
+class Unbound:
+    """Stands for a variable that has no value (yet)."""
+
+    def __repr__(self) -> str:
+        return "<unbound>"
+
+    def __deepcopy__(self, memo: Any) -> Unbound:
+        return self
+
+    def __reduce__(self) -> Any:
+        return "UNBOUND"
+
+
+UNBOUND = Unbound()
+
+
+class Varying(list):
+    """One value per actor, in actor order."""
+
+    def __repr__(self) -> str:
+        return f"Varying({super().__repr__()})"
+
+
+class Store:
+    """The objects that stay in one fragment instance. An object has one key, however many names it has."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.objects: dict[int, Any] = {}
+        self._keys: dict[int, int] = {}
+        self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._counter = itertools.count(1)
+
+    def keep(self, value: Any) -> Handle:
+        """A handle to an object; the same object always has the same handle."""
+        key = self._keys.get(id(value))
+        if key is None:
+            key = next(self._counter)
+            self.objects[key], self._keys[id(value)] = value, key
+        handle = self._handles.get(key)
+        if handle is None:
+            handle = self._handles[key] = Handle(self, key)
+        return handle
+
+    def release(self, key: int) -> None:
+        if key in self.objects:
+            self._keys.pop(id(self.objects.pop(key)), None)
+
+
+class Handle:
+    """An object that stays in a fragment. All the driver's names for the object share one handle, which can move."""
+
+    def __init__(self, store: Store, key: int) -> None:
+        self.store, self.key = store, key
+
+    @property
+    def value(self) -> Any:
+        return self.store.objects[self.key]
+
+    def move(self, other: Handle) -> None:
+        """From now on stand for the object that `other` stands for."""
+        self.store.release(self.key)
+        self.store, self.key = other.store, other.key
+        other.key = 0  # the object is ours now: `other` must not release it
+
+    def __del__(self) -> None:
+        self.store.release(self.key)
+
+    def __repr__(self) -> str:
+        return f"<handle to an object in {self.store.owner}>"
+
+
+def copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy for a crossing. `memo` maps ids of originals to (original, copy); use one memo per message."""
+    if isinstance(value, ATOMS) or isinstance(value, Unbound):
+        return value
+    known = memo.get(id(value))
+    if known is not None:
+        return known[1]
+    new: Any
+    if isinstance(value, torch.Tensor):
+        new = value.detach().clone()
+        if isinstance(value, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
+    elif isinstance(value, TensorDictBase):
+        new = value.detach().clone() if _needs_detach(value) else value.clone()
+    elif isinstance(value, np.ndarray):
+        new = value.copy()
+    elif type(value) is tuple:
+        return tuple(copied(item, memo) for item in value)
+    elif isinstance(value, Varying):
+        new = Varying()
+        memo[id(value)] = (value, new)
+        new.extend(copied(item, memo) for item in value)
+        return new
+    elif type(value) in (list, deque, set):
+        new = copy.copy(value)
+        new.clear()
+        memo[id(value)] = (value, new)
+        items = [copied(item, memo) for item in value]
+        new.update(items) if type(value) is set else new.extend(items)
+        return new
+    elif type(value) is dict:
+        new = {}
+        memo[id(value)] = (value, new)
+        for key, item in value.items():
+            new[copied(key, memo)] = copied(item, memo)
+        return new
+    elif isinstance(value, Rows):
+        new = copy.deepcopy(value)
+    else:
+        inner = {key: pair[1] for key, pair in memo.items()}
+        try:
+            new = copy.deepcopy(value, inner)
+        except Exception as error:
+            raise RunError(f"a {type(value).__name__} cannot cross between fragments: {error}") from error
+    memo[id(value)] = (value, new)
+    return new
+
+
+def _needs_detach(td: TensorDictBase) -> bool:
+    return torch.is_grad_enabled() or any(
+        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in td.values(True, True)
+    )
+
+
+class Return:
+    """Brings a region's results back: objects that are copies of the driver's become the driver's own again."""
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self.originals = {id(new): (old, new) for old, new in memo.values()}
+        self.done: dict[int, Any] = {}
+        self.memo: dict[int, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """The driver's form of a fragment's object."""
+        if isinstance(value, ATOMS) or isinstance(value, Unbound):
+            return value
+        if id(value) in self.done:
+            return self.done[id(value)]
+        pair = self.originals.get(id(value))
+        if pair is not None:
+            return self.restore(*pair)
+        if type(value) is tuple:
+            return tuple(self.value(item) for item in value)
+        if type(value) in (list, deque):
+            new: Any = copy.copy(value)
+            new.clear()
+            self.done[id(value)] = new
+            new.extend(self.value(item) for item in value)
+            return new
+        if type(value) is dict:
+            new = self.done[id(value)] = {}
+            new.update({self.value(key): self.value(item) for key, item in value.items()})
+            return new
+        new = self.done[id(value)] = copied(value, self.memo)
+        return new
+
+    def restore(self, old: Any, new: Any) -> Any:
+        """Make the driver's object what the fragment made of its copy."""
+        self.done[id(new)] = old
+        if isinstance(old, torch.Tensor):
+            if old.shape == new.shape and old.dtype == new.dtype:
+                with torch.no_grad():
+                    old.copy_(new)
+            else:
+                old.data = new.detach().clone()
+        elif isinstance(old, TensorDictBase):
+            fresh = new.detach().clone()
+            for key in list(old.keys()):
+                if key not in fresh.keys():  # noqa: SIM118 (a TensorDict's `in` wants keys())
+                    old.pop(key)
+            if old.batch_size != fresh.batch_size:
+                old.batch_size = fresh.batch_size
+            old.update(fresh)
+        elif isinstance(old, np.ndarray):
+            if old.shape != new.shape:
+                old.resize(new.shape, refcheck=False)
+            old[...] = new
+        elif isinstance(old, (list, deque)):
+            items = [self.value(item) for item in new]
+            old.clear()
+            old.extend(items)
+        elif isinstance(old, dict):
+            items = {self.value(key): self.value(item) for key, item in new.items()}
+            old.clear()
+            old.update(items)
+        elif isinstance(old, set):
+            items = {self.value(item) for item in new}
+            old.clear()
+            old.update(items)
+        elif hasattr(old, "__dict__"):
+            state = {name: self.value(item) for name, item in vars(new).items()}
+            vars(old).clear()
+            vars(old).update(state)
+        return old
+
+
+def nbytes(value: Any) -> int:
+    """Bytes that a value takes on its way."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return int(value.nbytes)
+    if isinstance(value, TensorDictBase):
+        return sum(leaf.nbytes for leaf in value.values(True, True) if isinstance(leaf, torch.Tensor))
+    if isinstance(value, Rows):
+        return nbytes(value.pack()) if len(value) else 0
+    if isinstance(value, dict):
+        return sum(nbytes(item) for item in value.values())
+    if isinstance(value, (list, tuple, set, deque)):
+        return sum(nbytes(item) for item in value)
+    return len(value) if isinstance(value, (str, bytes)) else 8
+
+
+# varying to global ----------------------------------------------------------------------------------------------------
+
+
+def join(values: list[Any], envs: int, what: str = "value") -> Any:
+    """One global value from one value per actor: joined along the environments, in actor order.
+
+    TensorDicts join along the dimension named "env" (rows of one dimension just follow each other; ragged ones become
+    flat rows with an actor and an episode index), tensors along dimension 0, numbers become a tensor with an entry per
+    actor, containers join part by part, lists of whole episodes follow each other.
+    """
+    first = values[0]
+    if isinstance(first, TensorDictBase):
+        return _join_tensordicts(values, what)
+    if isinstance(first, torch.Tensor):
+        return _join_tensors(values, envs, what)
+    if isinstance(first, np.ndarray):
+        return _join_tensors([torch.as_tensor(value) for value in values], envs, what).numpy()
+    if isinstance(first, (bool, int, float)):
+        return torch.tensor(values)
+    if isinstance(first, dict):
+        return {key: join([value[key] for value in values], envs, f"{what}[{key!r}]") for key in first}
+    if isinstance(first, tuple):
+        return tuple(join(list(items), envs, what) for items in zip(*values, strict=True))
+    if isinstance(first, (list, deque)):
+        return _join_lists(values, envs, what)
+    if all(value is first or value == first for value in values):
+        return first
+    raise RunError(f"{what}: a {type(first).__name__} per actor cannot be joined; write a tensor or a TensorDict")
+
+
+def _join_tensors(values: list[torch.Tensor], envs: int, what: str) -> torch.Tensor:
+    if all(value.dim() == 0 for value in values):
+        return torch.stack(values)
+    for value in values:
+        if value.shape[0] != envs:
+            raise RunError(
+                f"{what}: dimension 0 of a varying tensor is the environments, but its shape is {tuple(value.shape)} and "
+                f"there are {envs} environments per actor; put them first, or pass a TensorDict with a dimension named 'env'"
+            )
+    return torch.cat(values, 0)
+
+
+def _join_tensordicts(values: list[TensorDictBase], what: str) -> TensorDictBase:
+    first = values[0]
+    names = list(first.names) if first._has_names() else [None] * first.batch_dims
+    if "env" in names:
+        axis = names.index("env")
+        rest = {tuple(size for index, size in enumerate(value.batch_size) if index != axis) for value in values}
+        if len(rest) == 1:
+            return torch.cat(list(values), axis)
+        return torch.cat([_flat(value, actor) for actor, value in enumerate(values)], 0)
+    if first.batch_dims == 1:
+        return torch.cat(list(values), 0)
+    if first.batch_dims == 0:
+        return torch.stack(list(values), 0)
+    raise RunError(
+        f"{what}: which of the dimensions {tuple(first.batch_size)} is the environments? Give it its name back, "
+        "td.names = [None, 'env'], or flatten the TensorDict to rows"
+    )
+
+
+def _flat(value: TensorDictBase, actor: int) -> TensorDictBase:
+    """Ragged data as rows, each with its actor and the number of its episode (per environment, in that actor)."""
+    time_first = value.transpose(0, list(value.names).index("env")) if value.names[0] == "env" else value
+    episode = torch.zeros(time_first.batch_size, dtype=torch.long)
+    done = time_first.get(("next", "done"), None)
+    if done is not None:
+        ended = done.reshape(time_first.batch_size).long()
+        episode = ended.cumsum(0) - ended
+    rows = TensorDict({}, [time_first.numel()]).update(time_first.reshape(-1))
+    rows["actor"] = torch.full((rows.numel(),), actor)
+    rows["episode"] = episode.reshape(-1)
+    return rows
+
+
+def _join_lists(values: list[Any], envs: int, what: str) -> list[Any]:
+    items = [item for value in values for item in value]
+    along = items and all(
+        (isinstance(item, TensorDictBase) and item._has_names() and "env" in item.names)
+        or (isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == envs)
+        for item in items
+    )
+    if not along:
+        return items
+    lengths = {len(value) for value in values}
+    if len(lengths) > 1:
+        raise RunError(
+            f"{what}: the actors' lists have different lengths {[len(value) for value in values]} and their items are steps "
+            "of all environments; stack each list into one TensorDict (torch.stack) to join it as flat rows"
+        )
+    return [join(list(parts), envs, what) for parts in zip(*values, strict=True)]

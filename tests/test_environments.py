@@ -1,0 +1,505 @@
+"""Environments: what a trainer sees of episodes, and what it is told when it uses them wrongly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+from torchrl.envs.utils import step_mdp as torchrl_step_mdp
+
+from fdg.api import Actor
+from fdg.errors import RunError, UsageError
+from fdg.runtime import evaluation
+from fdg.runtime.backends import CartPoleRows
+from fdg.runtime.environments import Environment, EnvSpec, backend_for, begin_rows, make_env, resolve_env, step_mdp
+from fdg.runtime.evaluation import Evaluator, evaluate
+
+THREE = Path(__file__).parent / "three_steps.py"
+
+
+def three(function: str = "make_env", rows: int = 2) -> Environment:
+    return make_env(f"{THREE}:{function}", rows, seed=1)
+
+
+def with_action(td: TensorDict, *actions: int) -> TensorDict:
+    return td.set("action", torch.tensor(actions))
+
+
+def random_actions(env: Environment, generator: torch.Generator) -> torch.Tensor:
+    rows = env.spec.num_envs
+    if env.spec.discrete:
+        return torch.randint(env.spec.n_actions, (rows,), generator=generator)
+    return torch.randn(rows, env.spec.action_dim, generator=generator)
+
+
+def same(left: TensorDict, right: TensorDict) -> None:
+    assert set(left.keys(True, True)) == set(right.keys(True, True))
+    assert left.batch_size == right.batch_size and left.names == right.names
+    for key in left.keys(True, True):
+        assert torch.equal(left[key], right[key]), key
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("cartpole", "CartPole-v1"),
+        ("CartPole-v1", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("mountaincar", "MountainCar-v0"),
+        ("Half_Cheetah", "HalfCheetah-v5"),
+        ("walker2d", "Walker2d-v5"),
+        ("gymnasium:Pendulum-v1", "gymnasium:Pendulum-v1"),
+    ],
+)
+def test_names(name: str, full: str) -> None:
+    assert resolve_env(name) == full
+    assert resolve_env(full) == full
+
+
+def test_factory_is_found_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(THREE.parent)
+    assert resolve_env("three_steps.py:make_env") == f"{THREE}:make_env"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cartpol", ["unknown environment 'cartpol'", "did you mean 'cartpole'"]),
+        ("Pendulum-v7", ["did you mean 'Pendulum-v1'"]),
+        ("taxi", ["did you mean 'Taxi-v"]),
+        ("no_such_module:X-v0", ["no module 'no_such_module'"]),
+        ("nowhere.py:make_env", ["no file 'nowhere.py'"]),
+        (f"{THREE}", ["three_steps.py:make_env"]),
+        (f"{THREE}:make_evn", ["no function 'make_evn'", "did you mean 'make_env'"]),
+        (f"{THREE}:make_with_argument", ["called without arguments", "gravity"]),
+    ],
+)
+def test_unknown_names(name: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        resolve_env(name)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_factory_file_that_does_not_parse(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import gymnasium\ndef make_env(:\n")
+    with pytest.raises(UsageError, match=r"broken\.py:2"):
+        resolve_env(f"{file}:make_env")
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(UsageError, match=r'pip install "gymnasium\[box2d\]"'):
+        resolve_env("lunarlander")
+
+
+def test_environment_that_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="HalfCheetah-v2 cannot be made"):
+        make_env("HalfCheetah-v2", 1, seed=1)
+
+
+def test_bad_numbers_and_backends() -> None:
+    with pytest.raises(UsageError, match="envs is 0"):
+        make_env("cartpole", 0, seed=1)
+    with pytest.raises(UsageError, match="did you mean 'sync'"):
+        make_env("cartpole", 1, seed=1, backend="synk")
+
+
+def test_names_need_no_torch() -> None:
+    code = "import sys; from fdg.runtime.backends import resolve_env; resolve_env('cartpole'); "
+    code += "assert 'torch' not in sys.modules; import fdg.runtime.evaluation; assert 'torchrl' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# Spaces
+
+
+def test_spec() -> None:
+    spec = make_env("cartpole", 3, seed=1).spec
+    assert (spec.id, spec.backend, spec.num_envs, spec.obs_dim) == ("CartPole-v1", "cartpole-vector", 3, 4)
+    assert spec.discrete and spec.n_actions == 2
+    with pytest.raises(UsageError, match="discrete actions"):
+        _ = spec.action_dim
+    spec = make_env("pendulum", 1, seed=1).spec
+    assert (spec.backend, spec.discrete, spec.action_dim) == ("sync", False, 1)
+    with pytest.raises(UsageError, match="continuous actions"):
+        _ = spec.n_actions
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [("make_dict", "FlattenObservation"), ("make_multi", "ActionWrapper"), ("make_number", "returned int")],
+)
+def test_unserved_environments(function: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        three(function)
+
+
+def test_backends() -> None:
+    assert backend_for("CartPole-v1") == "cartpole-vector"
+    assert backend_for("Acrobot-v1") == backend_for("phys2d/CartPole-v1") == "sync"
+
+
+# Episodes
+
+
+def test_two_episodes_of_three_steps() -> None:
+    env = three()
+    td = env.reset()
+    assert td.batch_size == (2,) and td.names == ["env"]
+    assert td["observation"].dtype == torch.float32 and not td["done"].any()
+    for episode in (1, 2):
+        for step in (1, 2, 3):
+            assert td["observation"][:, :2].tolist() == [[episode, step - 1]] * 2  # a step of an episode, each of them
+            result = env.step(with_action(td, 0, 1))
+            assert result is td
+            following = td["next"]
+            assert following["observation"].tolist() == [[episode, step, 0], [episode, step, 1]]
+            assert following["reward"].tolist() == [[step]] * 2 and following["reward"].dtype == torch.float32
+            ended = step == 3
+            assert following["done"].tolist() == [[ended], [ended]]
+            assert following["truncated"].tolist() == [[ended], [False]]
+            assert following["terminated"].tolist() == [[False], [ended]]
+            if ended:
+                assert following["reset_observation"].tolist() == [[episode + 1, 0, 0]] * 2
+            else:
+                assert torch.equal(following["reset_observation"], following["observation"])
+            td = step_mdp(td)
+            assert not any(td[key].any() for key in ("done", "terminated", "truncated"))
+            assert td.names == ["env"] and "reset_observation" not in td.keys()  # noqa: SIM118
+    assert env.frames == 12
+    assert env.drain_episodes() == [(6.0, 3)] * 4 and env.episodes == []
+
+
+def test_reset_in_the_middle_of_an_episode_forgets_it() -> None:
+    env = three()
+    for _ in range(2):
+        td = step_mdp(env.step(with_action(env.reset(), 0, 0)))
+    td = step_mdp(env.step(with_action(td, 0, 0)))
+    env.step(with_action(td, 0, 0))
+    assert env.drain_episodes() == [(6.0, 3)] * 2
+
+
+def test_tensors_are_not_overwritten() -> None:
+    env = three("make_pixels")
+    td = env.reset()
+    assert td["observation"].dtype == torch.uint8
+    history = []
+    for _ in range(5):
+        td = env.step(with_action(td, 0, 0))
+        history.append((td, td.clone()))
+        td = step_mdp(td)
+    for now, then in history:
+        same(now, then)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "acrobot", "pendulum"])
+def test_seed_decides_everything(name: str) -> None:
+    def run(seed: int, rows: int = 3) -> tuple[TensorDict, list[tuple[float, int]], list]:
+        env, generator, steps = make_env(name, rows, seed), torch.Generator().manual_seed(0), []
+        td = env.reset()
+        samples = [env.spec.action_space.sample(), env.spec.observation_space.sample()]
+        for _ in range(60):
+            td = env.step(td.set("action", random_actions(env, generator)))
+            steps.append(td)
+            td = step_mdp(td)
+        env.close()
+        return torch.stack(steps), env.episodes, samples
+
+    (first, episodes, samples), (again, same_episodes, same_samples), (other, *_) = run(5), run(5), run(6)
+    same(first, again)
+    assert episodes == same_episodes and all(map(np.array_equal, samples, same_samples))
+    start, elsewhere = first["observation"][0], other["observation"][0]
+    assert not torch.equal(start, elsewhere)
+    assert not torch.equal(start[0], start[1]), "rows must differ"
+
+
+def test_rows_are_seeded_independently() -> None:
+    env = three(rows=4)
+    env.reset()
+    env.reset()
+    seeds = [row.seeds for row in env._rows.vector.envs]
+    assert len({first for first, _ in seeds}) == 4 and all(second is None for _, second in seeds)
+
+
+@pytest.mark.parametrize("backend", ["cartpole-vector", "sync"])
+def test_cartpole_follows_the_single_environment(backend: str) -> None:
+    """Each row is, step by step, a plain CartPole put in the row's state, ended and begun anew where that one ends."""
+    env, generator = make_env("cartpole", 4, seed=3, backend=backend), torch.Generator().manual_seed(1)
+    td, singles, returns = env.reset(), [], []
+    for _ in range(4):
+        single = gymnasium.make("CartPole-v1")
+        single.reset()
+        singles.append(single)
+
+    def put(row: int, observation: torch.Tensor) -> None:
+        singles[row].reset()
+        singles[row].unwrapped.state = observation.double().numpy()
+
+    for row in range(4):
+        put(row, td["observation"][row])
+    lengths, expected = [0] * 4, []
+    for step in range(1200):
+        # Balance now and then, so that some episodes reach the limit of 500 steps and are truncated
+        action = random_actions(env, generator)
+        if step < 800:
+            action[2:] = (td["observation"][2:] @ torch.tensor([0.05, 0.2, 1.0, 0.6]) > 0).long()
+        td = env.step(td.set("action", action))
+        following = td["next"]
+        for row, single in enumerate(singles):
+            observation, reward, terminated, truncated, _ = single.step(int(action[row]))
+            lengths[row] += 1
+            assert torch.allclose(following["observation"][row], torch.from_numpy(observation), atol=1e-4)
+            assert following["reward"][row] == reward
+            flags = [bool(following[key][row]) for key in ("terminated", "truncated", "done")]
+            assert flags == [terminated, truncated, terminated or truncated], (step, row)
+            # Errors of float32 starts do not grow beyond the tolerance: the single one follows the row again
+            single.unwrapped.state = following["observation"][row].double().numpy()
+            if flags[2]:
+                begin = following["reset_observation"][row]
+                assert begin.abs().max() <= 0.05 and not torch.equal(begin, following["observation"][row])
+                put(row, begin)
+                expected.append((float(lengths[row]), lengths[row]))
+                returns.append(flags)
+                lengths[row] = 0
+        td = step_mdp(td)
+    assert env.drain_episodes() == expected
+    assert any(truncated for _, truncated, _ in returns) and any(terminated for terminated, *_ in returns)
+
+
+def test_native_cartpole_leaves_no_row_waiting() -> None:
+    rows = CartPoleRows("CartPole-v1", 8)
+    rows.reset([1])
+    for step in range(300):
+        final, first, _, terminated, truncated = rows.step(np.full(8, step % 3 == 0, np.int64))
+        ended = terminated | truncated
+        assert not rows.vector.prev_done.any()
+        assert (rows.vector.steps[ended] == 0).all() and (rows.vector.steps[~ended] > 0).all()
+        assert (first[~ended] == final[~ended]).all() and (np.abs(first[ended]) <= 0.05).all()
+        assert (first == rows.vector.state.T.astype(np.float32)).all()
+
+
+def test_observations_are_contiguous() -> None:
+    env = make_env("cartpole", 4, seed=1)
+    td = env.step(with_action(env.reset(), 0, 0, 1, 1))
+    assert all(td[key].is_contiguous() for key in td.keys(True, True))
+
+
+# Actions
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        torch.tensor([1, 0]),
+        torch.tensor([1, 0], dtype=torch.int32),
+        torch.tensor([[1], [0]]),
+        torch.tensor([[0, 1], [1, 0]]),
+        torch.tensor([[False, True], [True, False]]),
+        torch.tensor([[0.0, 1.0], [1.0, 0.0]], requires_grad=True),
+    ],
+)
+def test_discrete_actions(action: torch.Tensor) -> None:
+    env = three()
+    td = env.step(env.reset().set("action", action))
+    assert td["next", "observation"][:, 2].tolist() == [1, 0]
+    assert td["action"] is action
+
+
+def test_discrete_actions_that_do_not_start_at_zero() -> None:
+    env = three("make_shifted")
+    assert env.step(with_action(env.reset(), 2, 0))["next", "observation"][:, 2].tolist() == [12, 10]
+
+
+def test_continuous_actions_are_clipped() -> None:
+    env = three("make_continuous")
+    action = torch.tensor([[-3.0, 0.5], [0.25, float("inf")]])
+    td = env.step(env.reset().set("action", action.clone()))
+    assert [row.actions[0].tolist() for row in env._rows.vector.envs] == [[-1, 0.5], [0.25, 1]]
+    assert torch.equal(td["action"], action), "the trainer keeps what it chose"
+
+
+@pytest.mark.parametrize(
+    ("function", "action", "words"),
+    [
+        ("make_env", [0.0, 1.0], "float32 of shape \\[2\\]"),
+        ("make_env", [[0.3, 0.1], [0.2, 0.9]], "not one-hot"),
+        ("make_env", [0, 2], "actions \\[0, 2\\], .* takes 0 to 1"),
+        ("make_env", [-1, 0], "actions \\[-1, 0\\]"),
+        ("make_env", [[0, 0, 1], [1, 0, 0]], "one-hot rows \\[2, 2\\]"),
+        ("make_continuous", [[0.0], [1.0]], "takes \\[2, 2\\]"),
+        ("make_continuous", [[0.0, 0.0], [0.5, float("nan")]], "row 1 is \\[0.5, nan\\]"),
+    ],
+)
+def test_bad_actions(function: str, action: list, words: str) -> None:
+    env = three(function)
+    with pytest.raises(UsageError, match=words):
+        env.step(env.reset().set("action", torch.tensor(action)))
+    assert env.frames == 0
+
+
+def test_bad_tensordicts() -> None:
+    env = three()
+    with pytest.raises(UsageError, match="before env_reset"):
+        env.step(TensorDict({"action": torch.zeros(2)}, [2]))
+    td = env.reset()
+    with pytest.raises(UsageError, match="observation, done, terminated, truncated: write td"):
+        env.step(td)
+    with pytest.raises(UsageError, match="got NoneType"):
+        env.step(None)
+    with pytest.raises(UsageError, match=r"batch size \[2\], got \[1\]"):
+        env.step(with_action(td[:1], 0))
+    with pytest.raises(UsageError, match="no 'next'"):
+        step_mdp(td)
+
+
+def test_going_on_from_a_final_observation_is_refused() -> None:
+    env = three()
+    td = env.reset()
+    for _ in range(3):
+        td = env.step(with_action(td, 0, 0))
+        td = td["next"].select("observation", "done")
+    with pytest.raises(UsageError, match=r"rows \[0, 1\] are done.*fdg\.step_mdp"):
+        env.step(with_action(td, 0, 0))
+
+
+# Between steps
+
+
+def test_step_mdp_keeps_what_torchrl_keeps() -> None:
+    env = three()
+    td = env.reset()
+    td["hidden"], td["next", "hidden"] = torch.zeros(2, 5), torch.ones(2, 5)
+    td["mine"] = torch.arange(2)
+    td["next", "theirs"] = torch.arange(2)
+    td["reward"] = torch.zeros(2, 1)
+    td["nest", "root"], td["nest", "both"], td["next", "nest", "both"] = torch.zeros(2), torch.zeros(2), torch.ones(2)
+    td["next", "nest", "deep", "x"], td["only_next"] = torch.ones(2), TensorDict({}, [2])
+    td["text"] = NonTensorData("a name", batch_size=[2])
+    td = env.step(with_action(td, 0, 0))
+    ours, theirs = step_mdp(td), torchrl_step_mdp(td)
+    assert ours["text"] == theirs["text"] == "a name"
+    del ours["text"], theirs["text"]
+    same(ours, theirs.exclude("reset_observation"))
+    assert torch.equal(ours["hidden"], torch.ones(2, 5)) and "action" not in ours.keys()  # noqa: SIM118
+    ours["nest", "root"] = torch.full((2,), 7.0)
+    ours["nest", "deep", "x"] = torch.full((2,), 7.0)
+    assert td["nest", "root"].sum() == 0 and td["next", "nest", "deep", "x"].sum() == 2, "no structure is shared"
+
+
+def test_step_mdp_without_an_environment_is_torchrls() -> None:
+    following = TensorDict({"observation": torch.ones(3, 2, 1), "done": torch.ones(3, 2, 1).bool()}, [3, 2])
+    td = TensorDict({"observation": torch.zeros(3, 2, 1), "action": torch.zeros(3, 2), "next": following}, [3, 2])
+    same(step_mdp(td), torchrl_step_mdp(td))
+    assert step_mdp(td.to("cpu")).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"keep_other": False}, {"exclude_done": True}])
+def test_begin_rows_after_torchrls_step_mdp(rows: int, options: dict) -> None:
+    env, other = three(rows=rows), three(rows=rows)
+    td, td_other = env.reset(), other.reset()
+    for _ in range(8):
+        td = step_mdp(env.step(td.set("action", torch.zeros(rows, dtype=torch.int64))))
+        stepped = other.step(td_other.set("action", torch.zeros(rows, dtype=torch.int64)))
+        before = torchrl_step_mdp(stepped, **options)
+        td_other = begin_rows(before)
+        assert td_other is before
+        same(td.exclude("done") if "exclude_done" in options else td, td_other)
+
+
+def test_begin_rows_only_touches_rows_that_ended() -> None:
+    env = make_env("cartpole", 4, seed=1)
+    td = env.reset()
+    while not td["done"].any():
+        action = (td["observation"][:, 2] > 0).long()
+        action[0] = 0  # this one falls early
+        td = torchrl_step_mdp(env.step(td.set("action", action)))
+    done, first = td["done"].clone(), td["reset_observation"].clone()
+    td["observation"] = marked = td["observation"] + 100
+    td = begin_rows(td)
+    assert done.any() and not done.all() and not td["done"].any()
+    assert torch.equal(td["observation"], torch.where(done, first, marked))
+
+
+def test_begin_rows_leaves_other_things_alone() -> None:
+    td = three().reset()
+    keys = set(td.keys())
+    assert begin_rows(td) is td and set(td.keys()) == keys
+    assert begin_rows(None) is None
+
+
+# Evaluation
+
+
+class Still(Actor):
+    """Always action 0; counts its calls."""
+
+    calls = 0
+
+    def evaluate(self, td: TensorDict) -> TensorDict:
+        self.calls += 1
+        assert not torch.is_grad_enabled() and not td["done"].any()
+        return td.set("action", torch.zeros(td.shape, dtype=torch.int64))
+
+
+class Lean(Actor):
+    def evaluate(self, td: TensorDict) -> TensorDict:
+        return td.set("action", (td["observation"][:, 2] > 0).long())
+
+
+def test_evaluation_runs_exactly_the_episodes_asked_for() -> None:
+    for episodes in (1, 16, 35):
+        actor = Still()
+        assert evaluate(actor, f"{THREE}:make_env", episodes, seed=1) == [6.0] * episodes
+        assert actor.calls == 3 * -(-episodes // 16)
+
+
+def test_evaluation_is_decided_by_the_seed() -> None:
+    evaluator = Evaluator(make_env("cartpole", 2, seed=1).spec)
+    first = evaluator.run(Lean(), 20, seed=1)
+    assert len(first) == 20 and len(set(first)) > 1
+    assert evaluator.run(Lean(), 20, seed=2) != first
+    evaluator.run(Lean(), 3, seed=1)
+    assert evaluator.run(Lean(), 20, seed=1) == first == evaluate(Lean(), "cartpole", 20, seed=1)
+    evaluator.close()
+
+
+def test_evaluation_does_not_favour_short_episodes() -> None:
+    """Row by row: each row's own first episodes, however long they take."""
+    env = make_env("cartpole", 16, seed=4)
+    td, rows = env.reset(), [[] for _ in range(16)]
+    while min(map(len, rows)) < 2:
+        td = env.step(Lean().evaluate(td))
+        ended = td["next", "done"].flatten().nonzero().flatten().tolist()
+        for row, (value, _) in zip(ended, env.drain_episodes(), strict=True):
+            rows[row].append(value)
+        td = step_mdp(td)
+    assert evaluate(Lean(), "cartpole", 20, seed=4) == [
+        value for row, values in enumerate(rows) for value in values[: 1 + (row < 4)]
+    ]
+
+
+def test_evaluation_gives_up_on_an_endless_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "MAX_STEPS", 50)
+    with pytest.raises(RunError, match="ended in 50 steps, 2 of 2 are missing"):
+        evaluate(Still(), f"{THREE}:make_endless", 2, seed=1)
+    with pytest.raises(UsageError, match="episodes is 0"):
+        evaluate(Still(), "cartpole", 0, seed=1)
+
+
+def test_evaluation_takes_a_spec_or_a_name() -> None:
+    spec = make_env("cartpole", 1, seed=1, backend="sync").spec
+    assert isinstance(spec, EnvSpec)
+    assert evaluate(Lean(), spec, 4, seed=1) != evaluate(Lean(), "cartpole", 4, seed=1), "the spec's backend is used"
