@@ -82,4 +82,5 @@ def pure(function: Function) -> Function:
 
     Calls to it may then run wherever its arguments are; calls to unknown functions stay at the driver.
     """
+    function.__fdg_pure__ = True  # type: ignore[attr-defined]
     return function

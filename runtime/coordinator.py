@@ -43,7 +43,9 @@ class Coordinator:
     def call(self, fragment: str, name: str, arguments: dict[str, Any]) -> Any:
         region = self.regions.get((fragment, name))
         if region is None:
-            raise GraphError(f"the driver calls {fragment}.{name}, which is not in the graph (regions: {self.names(fragment)})")
+            raise GraphError(
+                f"the driver calls {fragment}.{name}, which is not in the graph (regions: {self.names(fragment)})"
+            )
         self.calls[f"{fragment}.{name}"] += 1
         inputs = {port.name: arguments[argument(port.name)] for port in region.inputs}
         if region.per != "actor":
@@ -78,12 +80,16 @@ class Coordinator:
 
     def run(self, instance: Instance, region: Region, inputs: dict[str, Any]) -> Any:
         memo: dict[int, Any] = {}
-        resolved = {
-            argument(name): self.enter(instance, name, value, memo) for name, value in inputs.items()
-        }
+        resolved = {argument(name): self.enter(instance, name, value, memo) for name, value in inputs.items()}
         result = instance.call(region.name, resolved)
         results = (result,) if len(region.outputs) == 1 else result or ()
-        back = Return({key: pair for key, pair in memo.items() if self.turn is None and region.per != "actor" or self.actors == 1})
+        back = Return(
+            {
+                key: pair
+                for key, pair in memo.items()
+                if (self.turn is None and region.per != "actor") or self.actors == 1
+            }
+        )
         for name in region.restores:
             self.come_back(instance, name, inputs[name], resolved[argument(name)], back)
         outputs = tuple(
@@ -189,8 +195,8 @@ class DriverMSRL(MSRL):
                 results.append(function(**own))
             finally:
                 coordinator.turn = None
-        if results[0] is None:
-            return None
+        if not isinstance(results[0], tuple):
+            return Varying(results)
         return tuple(Varying(values) for values in zip(*results, strict=True))
 
     def fetch(self, value: Any) -> Any:

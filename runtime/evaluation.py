@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fdg.api import Actor
@@ -22,9 +24,10 @@ class Evaluator:
     [500.0, 489.0, …]
     """
 
-    def __init__(self, env: EnvSpec | str) -> None:
+    def __init__(self, env: EnvSpec | str, make: Callable[[int, int], Environment] | None = None) -> None:
         self._name = env if isinstance(env, str) else env.id
         self._backend = None if isinstance(env, str) else env.backend
+        self._make = make
         self._env: Environment | None = None
 
     def run(self, actor: Actor, episodes: int, seed: int) -> list[float]:
@@ -73,7 +76,8 @@ class Evaluator:
     def _environment(self, rows: int, seed: int) -> Environment:
         if self._env is None or self._env.spec.num_envs != rows:
             self.close()
-            self._env = make_env(self._name, rows, seed, backend=self._backend)
+            make = self._make or (lambda rows, seed: make_env(self._name, rows, seed, backend=self._backend))
+            self._env = make(rows, seed)
         return self._env
 
 

@@ -12,7 +12,7 @@ import linecache
 import os
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from fdg.graph import Graph
@@ -64,7 +64,21 @@ def load_class(trainer: type, source: str, line_map: LineMap, file: Path) -> typ
         namespace = _functions(trainer)[0].__globals__
     scratch: dict[str, Any] = {}
     exec(compiled, namespace, scratch)
-    return scratch["_make"](*names.values())
+    generated = scratch["_make"](*names.values())
+    _give_globals(generated, trainer, owners)
+    return generated
+
+
+def _give_globals(generated: type, trainer: type, owners: dict[str, str]) -> None:
+    """A method that stems from a base class in another module sees that module's names."""
+    homes = {function.__code__.co_filename: function.__globals__ for function in reversed(_functions(trainer))}
+    for name, file in owners.items():
+        function = vars(generated)[name]
+        home = homes.get(file)
+        if home is not None and home is not function.__globals__:
+            moved = FunctionType(function.__code__, home, name, function.__defaults__, function.__closure__)
+            moved.__kwdefaults__, moved.__doc__ = function.__kwdefaults__, function.__doc__
+            setattr(generated, name, moved)
 
 
 def _functions(trainer: type) -> list[Any]:

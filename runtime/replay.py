@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Key, Rows, Table, build, leaves
-from fdg.runtime.sumtree import SumTree
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fdg.errors import RunError, UsageError
+from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Key, Rows, Table, build, leaves
+from fdg.runtime.sumtree import SumTree
 
 PRIORITY = "td_error"
 """The key under which TorchRL's losses leave the priorities of a batch."""

@@ -165,29 +165,39 @@ def launch(
 class Run:
     """One run, from building the parts to the result."""
 
-    def __init__(self, trainer_class: type[Trainer], config: Config, policy: Any, observers: Sequence[Any], work: int) -> None:
+    def __init__(
+        self, trainer_class: type[Trainer], config: Config, policy: Any, observers: Sequence[Any], work: int
+    ) -> None:
         self.trainer_class, self.config, self.policy, self.sample_work = trainer_class, config, policy, work
         self.progress = Progress(config, observers)
         self.observers = observers
         self.streams = Streams(config.seed)
-        self.environments = [
-            make_env(config.env, config.envs, derive_seed(config.seed, "env", index) % 2**31) for index in range(config.actors)
-        ]
+        self.environments: list[Environment] = []
+        for index in range(config.actors):
+            with self.streams.of("env", index):
+                self.environments.append(self.make_environment(config.envs, derive_seed(config.seed, "env", index)))
         self.progress.environments = self.environments
         self.spec = self.environments[0].spec
-        self.evaluator = Evaluator(self.spec)
+        self.evaluator = Evaluator(self.spec, self.make_environment)
         with self.streams.of("build"):
             self.trainer = trainer_class(config)
             self.agent = self.trainer.agent(self.spec)
             if not isinstance(self.agent, Agent):
-                raise UsageError(f"{trainer_class.__name__}.agent returned {self.agent!r}; return Agent(actor=…, learner=…)")
+                raise UsageError(
+                    f"{trainer_class.__name__}.agent returned {self.agent!r}; return Agent(actor=…, learner=…)"
+                )
             self.buffer = self.trainer.replay_buffer(self.spec)
         if self.buffer is not None:
             if not isinstance(self.buffer, ReplayBuffer):
                 raise UsageError(
                     f"{trainer_class.__name__}.replay_buffer returned {self.buffer!r}; return fdg.ReplayBuffer(capacity)"
                 )
-            self.buffer.open(config.actors, config.replay_shards)
+            self.buffer.open(config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1)
+
+    def make_environment(self, rows: int, seed: int) -> Environment:
+        """Environments by name, or, in a test, from the factory that stands in the config."""
+        env: Any = self.config.env
+        return env(rows, seed) if callable(env) else make_env(env, rows, seed)
 
     def close(self) -> None:
         for environment in self.environments:
@@ -242,7 +252,9 @@ class Run:
             "frames_per_second": self.progress.frames() / seconds if seconds else 0.0,
             "mean_reward": mean,
             "phases": phases,
-            "bytes": {f"{e.source}->{e.target}:{e.value}": e.bytes for e in graph.edges} if coordinator and graph else {},
+            "bytes": {f"{e.source}->{e.target}:{e.value}": e.bytes for e in graph.edges}
+            if coordinator and graph
+            else {},
             "calls": dict(coordinator.calls) if coordinator else {},
             "params_sha256": sha256(parameters),
             "iterations": self.progress.history,
@@ -310,7 +322,9 @@ class Run:
             components = set(fragment.components)
             if components & {"env", "actor"}:
                 for index in range(self.config.actors):
-                    instances[fragment.name, "actor", index] = self.actor_instance(fragment.name, generated, components, index)
+                    instances[fragment.name, "actor", index] = self.actor_instance(
+                        fragment.name, generated, components, index
+                    )
             if components & {"buffer", "learner"}:
                 instances[fragment.name, "one", 0] = self.one_instance(fragment.name, generated, components)
         return Coordinator(graph, instances, self.config.actors)
@@ -425,7 +439,7 @@ def reachable_ids(value: Any) -> set[int]:
 
     class Visitor(_Pickler):
         def persistent_id(self, obj: Any) -> Any:
-            if not isinstance(obj, atoms) and not callable(obj) or isinstance(obj, (torch.nn.Module, Actor)):
+            if (not isinstance(obj, atoms) and not callable(obj)) or isinstance(obj, (torch.nn.Module, Actor)):
                 seen.add(id(obj))
             return super().persistent_id(obj)
 

@@ -1,10 +1,10 @@
 """Values between fragments: varying values, handles to resident ones, copies, what comes back, and joining.
 
-    Varying   one value per actor, in actor order
-    Handle    an object that stays in a fragment; the driver passes it on without looking inside
-    copied    a deep copy for a crossing: tensors cloned and cut from autograd, identity inside one message kept
-    restore   call-by-copy-restore: what a region changed in its copy is changed in the driver's object too
-    join      varying to global: along the environments, in actor order
+Varying   one value per actor, in actor order
+Handle    an object that stays in a fragment; the driver passes it on without looking inside
+copied    a deep copy for a crossing: tensors cloned and cut from autograd, identity inside one message kept
+restore   call-by-copy-restore: what a region changed in its copy is changed in the driver's object too
+join      varying to global: along the environments, in actor order
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Store:
         self.owner = owner
         self.objects: dict[int, Any] = {}
         self._keys: dict[int, int] = {}
+        self._held: dict[int, int] = {}
         self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
         self._counter = itertools.count(1)
 
@@ -67,12 +68,18 @@ class Store:
             key = next(self._counter)
             self.objects[key], self._keys[id(value)] = value, key
         handle = self._handles.get(key)
-        if handle is None:
-            handle = self._handles[key] = Handle(self, key)
-        return handle
+        return Handle(self, key) if handle is None else handle
+
+    def hold(self, key: int, handle: Handle) -> None:
+        """Note that a handle stands for an object; the newest one is what `keep` returns from now on."""
+        self._held[key] = self._held.get(key, 0) + 1
+        self._handles[key] = handle
 
     def release(self, key: int) -> None:
-        if key in self.objects:
+        """Forget an object when its last handle is gone."""
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
             self._keys.pop(id(self.objects.pop(key)), None)
 
 
@@ -81,6 +88,7 @@ class Handle:
 
     def __init__(self, store: Store, key: int) -> None:
         self.store, self.key = store, key
+        store.hold(key, self)
 
     @property
     def value(self) -> Any:
@@ -88,9 +96,9 @@ class Handle:
 
     def move(self, other: Handle) -> None:
         """From now on stand for the object that `other` stands for."""
+        other.store.hold(other.key, self)
         self.store.release(self.key)
         self.store, self.key = other.store, other.key
-        other.key = 0  # the object is ours now: `other` must not release it
 
     def __del__(self) -> None:
         self.store.release(self.key)
@@ -108,11 +116,11 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
         return known[1]
     new: Any
     if isinstance(value, torch.Tensor):
-        new = value.detach().clone()
+        new = copied_tensor(value)
         if isinstance(value, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
     elif isinstance(value, TensorDictBase):
-        new = value.detach().clone() if _needs_detach(value) else value.clone()
+        new = value.apply(copied_tensor)
     elif isinstance(value, np.ndarray):
         new = value.copy()
     elif type(value) is tuple:
@@ -147,10 +155,12 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
     return new
 
 
-def _needs_detach(td: TensorDictBase) -> bool:
-    return torch.is_grad_enabled() or any(
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in td.values(True, True)
-    )
+def copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's copy, cut from autograd, in the same layout: torch adds up strided memory in another order."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous() or 0 in tensor.stride():
+        return tensor.clone()
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 class Return:

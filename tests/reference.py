@@ -21,8 +21,8 @@ agree to the bit on weights, logs and buffer: if a varying value got where a glo
   that is an error which asks for the comment, never a guess. What global calls return has no dimension named "env".
 
 **How they join.** A TensorDict along "env" (rows or single entries without that name just follow each other), a plain
-tensor along dimension 0 (its size must be E), a number or a tensor without dimensions becomes one entry per actor. Tuples
-and dicts join part by part, and so do lists of such steps, which must be equally long; other lists follow each other.
+tensor along dimension 0 (its size must be E); a number or a tensor without dimensions becomes one entry per actor.
+Tuples and dicts join part by part, and so do lists of such steps (equally long ones); other lists follow each other.
 Stacked TensorDicts of different lengths (replicas looped a different number of times) become flat rows, with columns
 `actor` and `episode`.
 """
@@ -45,12 +45,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fdg.runtime.environments import begin_rows, make_env, step_mdp
-from fdg.runtime.streams import Streams, derive_seed
 from tensordict import TensorDictBase
 
 from fdg.api import Agent, Trainer
 from fdg.errors import RunError
+from fdg.runtime.environments import begin_rows, make_env, step_mdp
+from fdg.runtime.streams import Streams, derive_seed
 
 
 @dataclass
@@ -66,9 +66,11 @@ class Outcome:
     attributes: dict[str, Any]
     """The trainer's attributes at the end (actor 0's)."""
     globals: dict[str, Any]
-    """The data in the trainer's modules at the end (actor 0's), by `module.name`; `Class.name` for class attributes."""
+    """The data in the trainer's modules and classes at the end (actor 0's), as `Namespace(trainer_class).flat()`."""
     stdout: str
     """What was printed (by actor 0)."""
+    learner: Any = None
+    """The learner itself (actor 0's)."""
     actors: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     """(returned, attributes) of each actor, for values that vary."""
 
@@ -192,6 +194,7 @@ class World:
             attributes=first.attributes(),
             globals=first.window.final,
             stdout=first.window.printed.getvalue(),
+            learner=first.agent.learner,
             actors=[(replica.returned, replica.attributes()) for replica in self.replicas],
         )
 
@@ -328,7 +331,8 @@ class Replica:
             return self.lanes.sample(n)
 
     def replay_buffer_update_priority(self, batch: Any, priority: Any = None) -> None:
-        self._agree("replay_buffer_update_priority", (batch, priority))  # a uniform sampler has no priorities
+        self._agree("replay_buffer_update_priority", (batch, priority))
+        raise RunError("replay_buffer_update_priority: the reference knows no priorities, only uniform draws")
 
     def replay_buffer_size(self) -> int:
         self._agree("replay_buffer_size", None)
@@ -563,6 +567,9 @@ def differences(left: Any, right: Any, where: str = "value") -> list[str]:
             return []
         return [f"{where}: {left!r} and {right!r}"]
     if type(left) is not type(right):
+        names = {type(side).__qualname__ for side in (left, right)}
+        if len(names) == 1 and hasattr(left, "__dict__"):  # a class of the same program, loaded twice
+            return differences(vars(left), vars(right), where)
         return [f"{where}: {left!r} ({type(left).__name__}) and {right!r} ({type(right).__name__})"]
     if isinstance(left, dict):
         if sorted(map(str, left)) != sorted(map(str, right)):
@@ -581,7 +588,9 @@ def differences(left: Any, right: Any, where: str = "value") -> list[str]:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    if tensor.dtype is torch.bfloat16:  # numpy has no such thing
+        tensor = tensor.clone(memory_format=torch.contiguous_format).view(torch.int16)
+    return tensor.numpy().tobytes()
 
 
 def tensors_of(root: Any, path: str = "", seen: set[int] | None = None) -> dict[str, torch.Tensor]:
@@ -671,13 +680,22 @@ class Namespace:
     """The data in a trainer's modules and classes, bases included: what `global` and `cls.x` can change."""
 
     def __init__(self, trainer_class: type) -> None:
-        classes = [c for c in trainer_class.__mro__ if c.__module__.split(".")[0] not in ("fdg", "builtins", "typing")]
-        modules = {c.__module__: sys.modules[c.__module__] for c in classes if c.__module__ in sys.modules}
-        self.owners: dict[str, Any] = {**modules, **{f"{c.__module__}.{c.__qualname__}": c for c in classes}}
+        self.owners: dict[str, Any] = {}
+        for cls in trainer_class.__mro__:
+            module = sys.modules.get(cls.__module__)
+            if module is None or cls.__module__.split(".")[0] in ("fdg", "builtins", "typing", "abc", "torch"):
+                continue
+            if module not in self.owners.values():
+                self.owners[f"module of {cls.__name__}"] = module
+            self.owners[cls.__name__] = cls
 
     def read(self) -> dict[str, dict[str, Any]]:
         """The data, by owner and name; the objects themselves."""
         return {owner: data_of(vars(self.owners[owner])) for owner in self.owners}
+
+    def flat(self) -> dict[str, Any]:
+        """The same, by `owner.name`."""
+        return {f"{owner}.{name}": value for owner, names in self.read().items() for name, value in names.items()}
 
     def write(self, data: dict[str, dict[str, Any]]) -> None:
         for owner, values in data.items():
@@ -727,8 +745,7 @@ class Window:
 
     def __exit__(self, *exception: object) -> None:
         sys.stdout = self._stdout
-        now = self.namespace.read()
-        self.final = {f"{owner}.{name}": value for owner in now for name, value in now[owner].items()}
+        self.final = self.namespace.flat()
         if self.mine is not None:
-            self.mine = now
+            self.mine = self.namespace.read()
             self.namespace.write(self._outer)

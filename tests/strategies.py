@@ -270,6 +270,7 @@ class Maker:
     """Grows one program.
 
     extras:
+        "evaluate"  evaluations in between
         "except"    try/except around statements that may raise
         "unknown"   with several actors: unmarked module functions applied to varying values
     """
@@ -668,6 +669,8 @@ class Maker:
                 options += [(9, self.walk), (3, self.one_call)]
         if place.per_actor:
             options.append((2, self.count_varying))
+        if free and "evaluate" in self.extras and self.affords(place, 12):
+            options.append((3, self.evaluate))
         if free and self.affords(place, 3):
             options += [(12, self.learn), (8, self.log), (3, self.collect_values)]
             if self.has_buffer:
@@ -1061,9 +1064,6 @@ class Maker:
             self.act(place, td)
             self.step(place, td)
             self.insert(place, td)
-        if self.c.chance(6):
-            self.f("update_priority")
-            self.emit(self.call(place, "replay_buffer_update_priority", self.c.pick(self.names("batch"))))
 
     def learn_data(self, place: Place, nested: bool) -> tuple[str, bool]:
         """The first argument of agent_learn, and whether it varies."""
@@ -1187,6 +1187,12 @@ class Maker:
             self.emit(f'{name}.update(n={name}.pop("count"), m=int({name}["loss"]))')
         else:
             self.assign(place, "result", self.learn_call(place), again=50)
+
+    def evaluate(self, place: Place) -> None:
+        self.f("evaluate")
+        self.spend(place, 11)  # it steps environments of its own
+        call = self.call(place, "evaluate", self.c.pick(["2", "episodes=3"]))
+        self.assign(place, "num", f"int({call} * 4) % 97")
 
     def log(self, place: Place, everything: bool = False) -> None:
         """Log live values: all of them, or some."""

@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fdg.runtime.replay import ReplayBuffer
-from fdg.runtime.rows import Rows
-from fdg.runtime.sumtree import SumTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from fdg.errors import FdgError
+from fdg.runtime.replay import ReplayBuffer
+from fdg.runtime.rows import Rows
+from fdg.runtime.sumtree import SumTree
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -373,8 +373,9 @@ def test_rows_are_snapshots_without_what_is_no_data():
     assert len(rows) == 120 and packed.batch_size == torch.Size([40, 3])
     assert packed["action"].flatten().tolist() == list(range(120))
     assert "reset_observation" not in packed["next"].keys()  # noqa: SIM118
+    packed["action"].zero_()
     rows.append(td)
-    assert packed["action"].flatten().tolist() == list(range(120))
+    assert rows.pack()["action"].flatten().tolist() == [*range(120), 0, 0, 0]
 
 
 def test_rows_of_different_lengths_are_flat_and_none_are_nothing():
@@ -528,6 +529,16 @@ def test_sum_tree_matches_plain_sums(trees, leaves, seed, whole):
         assert (before <= offsets + slack).all() and (offsets <= ends[wanted, found] + slack).all()
         if whole:
             assert (offsets < ends[wanted, found])[2:].all()
+
+
+def test_a_leaf_of_zero_is_not_found_even_when_an_offset_rounds_up_to_its_start():
+    ulp = 2.0**-52
+    tree = SumTree(1, 32)
+    leaves, values = np.array([0, 4, 6]), np.array([1.5 * ulp, 0.5, 0.5 + 2 * ulp])
+    tree.set(leaves * 0, leaves, values)
+    last = np.nextafter(tree.mass(), 0.0)
+    assert last - values[0] == values[1] + values[2]  # the premise: within the last two, the offset is their whole sum
+    assert tree.find(np.array([0]), last) == 6
 
 
 def test_a_sum_tree_depends_on_its_leaves_alone():

@@ -1,12 +1,12 @@
 """The compiler: a trainer and a policy in, a fragmented dataflow graph out.
 
-    find       source.py     classes, names, where they stand
-    normalise  lower.py      every component call its own statement
-    colour     effects.py    what each statement reads, writes, calls; may it move
-    type       vary.py       varying or global
-    cut        cut.py        regions, hoisted inserts, what enters, leaves and stays
-    connect    connect.py    edges, rates, advice
-    emit       emit.py       the Python that runs
+find       source.py     classes, names, where they stand
+normalise  lower.py      every component call its own statement
+colour     effects.py    what each statement reads, writes, calls; may it move
+type       vary.py       varying or global
+cut        cut.py        regions, hoisted inserts, what enters, leaves and stays
+connect    connect.py    edges, rates, advice
+emit       emit.py       the Python that runs
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fdg.compiler.connect import Connect, Rates, edge_rates, name_regions
-from fdg.compiler.cut import DRIVER, PASSES, Cutter, Interfaces
-from fdg.compiler.effects import Analysis
+from fdg.compiler.cut import DRIVER, PASSES, Cutter, Handles, Interfaces
+from fdg.compiler.effects import analyse
 from fdg.compiler.emit import Emitter
 from fdg.compiler.flow import total
 from fdg.compiler.ir import walk
@@ -54,7 +54,7 @@ class Projection:
 
     def __init__(self, source: TrainerSource, policy: Any, actors: int, shards: int, passes: frozenset[str]) -> None:
         self.source, self.policy, self.passes = source, policy, passes
-        self.analysis = Analysis(source, actors)
+        self.analysis = analyse(source, actors)
         Typing(self.analysis)
         self.cutter = Cutter(self.analysis, policy, passes)
         self.mixed = self.find_mixed()
@@ -66,11 +66,12 @@ class Projection:
             method.body = self.cutter.cut(method, method.body, [], "merge" in passes)
         self.interfaces = Interfaces(self.cutter, self.mixed)
         name_regions(self.cutter)
-        connect = Connect(self.analysis, self.cutter, self.interfaces, self.mixed)
+        handles = Handles(self.analysis, self.interfaces, self.mixed)
+        connect = Connect(self.analysis, self.cutter, handles, self.mixed)
         rates = Rates(self.analysis, self.mixed)
         edge_rates(connect.edges, self.cutter.regions, rates)
         self.graph = Graph(source.name, policy.name, source.module.file, actors, shards)
-        emitter = Emitter(self.analysis, self.cutter, self.interfaces, self.mixed)
+        emitter = Emitter(self.analysis, self.cutter, handles, self.mixed)
         driver = emitter.driver()
         self.graph.driver, self.graph.driver_map = str(driver), driver.origins
         for name, components in policy.fragments.items():

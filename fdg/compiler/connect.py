@@ -11,11 +11,12 @@ from typing import Any
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Interfaces, RegionPlan, passed_on
+from fdg.compiler.cut import Cutter, Handles, RegionPlan, passed_on
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import EVERYTHING, Statement, code, walk
+from fdg.compiler.ir import EVERYTHING, Statement, walk
 from fdg.compiler.lower import Method
 from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.tree import code
 from fdg.compiler.vary import find_helper_call
 from fdg.graph import DRIVER, Edge, Operator
 
@@ -26,13 +27,15 @@ HERE = frozenset({DRIVER})
 class Connect:
     """Follows values through the driver and collects the edges."""
 
-    def __init__(self, analysis: Analysis, cutter: Cutter, interfaces: Interfaces, mixed: list[Method]) -> None:
-        self.analysis, self.cutter, self.interfaces = analysis, cutter, interfaces
+    def __init__(self, analysis: Analysis, cutter: Cutter, handles: Handles, mixed: list[Method]) -> None:
+        self.analysis, self.cutter, self.handles = analysis, cutter, handles
         self.mixed = {method.key: method for method in mixed}
         self.edges: dict[tuple[str, str, str], Edge] = {}
         self.attributes: Makers = {}
         self.entry: dict[tuple[str, str], Makers] = defaultdict(dict)
         self.result: dict[tuple[str, str], frozenset[str]] = {}
+        for method in mixed:
+            self.entry[method.key] = dict.fromkeys(method.parameters, HERE)
         for _ in range(8):
             before = (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result))
             for method in mixed:
@@ -98,6 +101,11 @@ class Connect:
             reads = reads | set(self.attributes)
         for name in reads - passed:
             self.read(state, name)
+        for name in self.handles.taken(statement, self.method):
+            # The object is the driver's from here on, under all its names.
+            for other in self.method.summary.aliases.classes({name}):
+                if other == name or other in state or other in self.attributes:
+                    state = self.set(state, other, self.made(state, other) | HERE)
         if statement.kind == "simple":
             return self.simple(statement, state, passed)
         state = self.assign(statement, state, HERE)
@@ -166,15 +174,15 @@ class Connect:
             for maker in self.made(state, port.name):
                 if maker != plan.fragment:
                     self.add(maker, plan.fragment, port.name, port.varying)
-        for port in plan.outputs:
-            if port.how == "value":
-                self.add(plan.fragment, DRIVER, port.name)
-            state = self.set(state, port.name, HERE if port.how == "value" else frozenset({plan.fragment}))
         for name in plan.restores:
             makers = self.made(state, name)
             if DRIVER in makers:
                 self.add(plan.fragment, DRIVER, name)
             state = self.set(state, name, makers | {plan.fragment})
+        for port in plan.outputs:
+            if port.how == "value":
+                self.add(plan.fragment, DRIVER, port.name)
+            state = self.set(state, port.name, HERE if port.how == "value" else frozenset({plan.fragment}))
         return state
 
     def each(self, statement: Statement, state: Makers) -> Makers:
@@ -270,7 +278,9 @@ class Rates:
         line = f"line {loop.origin.line}: `{plan.fragment}` is called {times} times per iteration"
         if inside:
             why = inside[0]
-            self.note(f"{line}, because line {why.origin.line} stays at the driver ({why.head.pinned}): move it out of the loop.")
+            self.note(
+                f"{line}, because line {why.origin.line} stays at the driver ({why.head.pinned}): move it out of the loop."
+            )
         elif others and "actor" in {plan.per, *(other.per for other in others)}:
             other = others[0]
             names = ", ".join(dict.fromkeys(other.calls)) or "code of another fragment"

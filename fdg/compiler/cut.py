@@ -1,9 +1,9 @@
 """Colour, hoist and cut: which fragment runs each statement, and where the driver calls it.
 
-    key        (fragment, per) a statement belongs to; NEUTRAL may go anywhere; DRIVER stays
-    hoist      inserts inside an actor's run of statements leave as one transfer at its end
-    merge      the largest runs of statements, whole loops included, that one fragment can do in one call
-    interface  live variables at a cut: what enters, what leaves, what stays resident
+key        (fragment, per) a statement belongs to; NEUTRAL may go anywhere; DRIVER stays
+hoist      inserts inside an actor's run of statements leave as one transfer at its end
+merge      the largest runs of statements, whole loops included, that one fragment can do in one call
+interface  live variables at a cut: what enters, what leaves, what stays resident
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import libcst.matchers as m
 from fdg.compiler import purity
 from fdg.compiler.effects import Analysis
 from fdg.compiler.flow import Exits, Liveness, certainly_bound, full_uses, strongly_writes, total
-from fdg.compiler.ir import EVERYTHING, Effects, Statement, code, walk
+from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
 from fdg.compiler.lower import Method, method_call
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import dotted
+from fdg.compiler.tree import code, find
 from fdg.graph import Port
 
 NEUTRAL = "neutral"
@@ -98,7 +99,13 @@ class Cutter:
             return self.simple_key(statement, hoisting)
         keys = set()
         for child in statement.children():
-            inner = NEUTRAL if is_jump(child) else self._key(child, hoisting) if not child.leaves else self.loose_key(child, hoisting)
+            inner = (
+                NEUTRAL
+                if is_jump(child)
+                else self._key(child, hoisting)
+                if not child.leaves
+                else self.loose_key(child, hoisting)
+            )
             if inner != NEUTRAL:
                 keys.add(inner)
         if statement.varying:
@@ -122,6 +129,8 @@ class Cutter:
             statement.leaves = kept
 
     def simple_key(self, statement: Statement, hoisting: bool) -> Key:
+        if hoisting and statement.head.helpers and "replay_buffer_insert" in statement.whole.calls:
+            return DRIVER
         keys = {self.key_of_operation(name, hoisting) for name in statement.whole.calls}
         if hoisting and keys == {NEUTRAL}:
             return self.home if self.is_plain_insert(statement) else DRIVER
@@ -358,10 +367,10 @@ def universe(analysis: Analysis) -> set[str]:
     return {name for name in names if name.startswith("self.") and name not in (EVERYTHING, "self.config")}
 
 
-def passed_on(statement: Statement, analysis: Analysis, method: Method) -> set[str]:
-    """Variables a driver's statement hands on without looking into them: a handle will do."""
+def direct_nodes(statement: Statement, analysis: Analysis, method: Method) -> list[cst.BaseExpression]:
+    """The variables (as nodes) that a driver's statement hands on as they are: returned, renamed, given to a helper."""
     if statement.kind != "simple":
-        return set()
+        return []
     node = statement.parts["node"]
     values: list[Any] = []
     if isinstance(node, cst.Return) and node.value is not None:
@@ -374,13 +383,28 @@ def passed_on(statement: Statement, analysis: Analysis, method: Method) -> set[s
             target = method_call(value, method, analysis.trainer)
             if target is not None and analysis.bearing.method_bears(*target):
                 values = [argument.value for argument in value.args if not argument.star]
-    found = set()
-    for value in values:
-        if isinstance(value, cst.Name):
-            found.add(value.value)
-        elif isinstance(value, cst.Attribute) and m.matches(value.value, m.Name(method.self_name)):
-            found.add(f"self.{value.attr.value}")
-    return found
+    return [value for value in values if variable(value, method)]
+
+
+def variable(node: cst.CSTNode, method: Method) -> str:
+    """The variable that an expression is, or an empty string."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(method.self_name)):
+        return f"self.{node.attr.value}"
+    return ""
+
+
+def passed_on(statement: Statement, analysis: Analysis, method: Method) -> set[str]:
+    """Variables a driver's statement hands on without looking into them anywhere: a handle will do."""
+    direct = direct_nodes(statement, analysis, method)
+    if not direct:
+        return set()
+    seen = [variable(node, method) for node in find(statement.parts["node"], cst.Name, cst.Attribute)]
+    names = [variable(node, method) for node in direct]
+    node = statement.parts["node"]
+    bound = [variable(target.target, method) for target in node.targets] if isinstance(node, cst.Assign) else []
+    return {name for name in names if seen.count(name) == names.count(name) + bound.count(name)}
 
 
 def plain_target(node: cst.CSTNode) -> bool:
@@ -393,6 +417,14 @@ class Interfaces:
     def __init__(self, cutter: Cutter, methods: list[Method]) -> None:
         self.cutter, self.analysis, self.passes = cutter, cutter.analysis, cutter.passes
         self.attributes = universe(self.analysis)
+        self.certain = {
+            name
+            for method in self.analysis.methods.values()
+            if method.name == "__init__"
+            for statement in method.body
+            for name in statement.head.strong
+        }
+        """Attributes that every trainer has from the start."""
         self.resident_attributes: set[str] = set()
         self.dropped = 0
         self.kept = 0
@@ -456,15 +488,17 @@ class Interfaces:
             needed |= self.attributes
         written_somewhere = {name for name in self.attributes if self.is_written(name)}
         inputs = {
-            name
-            for name in (needed | mutated) & local
-            if not name.startswith("self.") or name in written_somewhere
+            name for name in (needed | mutated) & local if not name.startswith("self.") or name in written_somewhere
         }
         bound = statement.parts.get("bound", set())
         varying_in, varying_out = statement.parts["in"], statement.parts["out"]
         aliases = method.summary.aliases
         plan.inputs = [
-            Port(name, varying=name in varying_in, maybe_unbound=not name.startswith("self.") and name not in bound)
+            Port(
+                name,
+                varying=name in varying_in,
+                maybe_unbound=name not in (self.certain if is_attribute(name) else bound),
+            )
             for name in sorted(inputs)
         ]
         plan.restores = sorted(mutated & inputs)
@@ -477,7 +511,8 @@ class Interfaces:
             self.kept += how == "resident"
             if how == "resident" and name.startswith("self."):
                 self.resident_attributes.add(name)
-            unbound = not name.startswith("self.") and name not in (certain if name in inputs else effects.strong)
+            sure = certain | self.certain if name in inputs or is_attribute(name) else effects.strong
+            unbound = name not in sure
             plan.outputs.append(Port(name, how, varying=name in varying_out, maybe_unbound=unbound))  # type: ignore[arg-type]
 
     def is_written(self, name: str) -> bool:
@@ -503,9 +538,50 @@ class Interfaces:
         bound = statement.parts.get("bound", set())
         outputs |= {name for name in inputs if name.startswith("self.")}
         statement.parts["inputs"] = [
-            Port(name, maybe_unbound=not name.startswith("self.") and name not in bound) for name in sorted(inputs)
+            Port(name, maybe_unbound=name not in (self.certain if is_attribute(name) else bound))
+            for name in sorted(inputs)
         ]
-        certain = bound | effects.strong
-        statement.parts["outputs"] = [
-            Port(name, maybe_unbound=not name.startswith("self.") and name not in certain) for name in sorted(outputs)
-        ]
+        certain = bound | effects.strong | self.certain
+        statement.parts["outputs"] = [Port(name, maybe_unbound=name not in certain) for name in sorted(outputs)]
+
+
+def is_attribute(name: str) -> bool:
+    return name.startswith("self.")
+
+
+class Handles:
+    """Which of the driver's variables may be handles, and which of those a statement needs the object of."""
+
+    def __init__(self, analysis: Analysis, interfaces: Interfaces, mixed: list[Method]) -> None:
+        self.analysis, self.interfaces = analysis, interfaces
+        self.names = {method.key: self.find(method) for method in mixed}
+
+    def find(self, method: Method) -> set[str]:
+        found = set(self.interfaces.resident_attributes)
+        if method is not self.analysis.train:
+            found |= set(method.parameters)
+        while True:
+            before = len(found)
+            for statement in walk(method.body):
+                if statement.kind == "region":
+                    found |= {port.name for port in statement.parts["plan"].outputs if port.how == "resident"}
+                elif statement.kind == "simple":
+                    handed = {variable(node, method) for node in direct_nodes(statement, self.analysis, method)}
+                    if statement.head.helpers or handed & found:
+                        found |= statement.head.strong
+            if len(found) == before:
+                return found
+
+    def taken(self, statement: Statement, method: Method) -> list[str]:
+        """Handles whose objects a driver's statement changes, or keeps a second name for: they move to the driver."""
+        handles = self.names.get(method.key, set())
+        passed = passed_on(statement, self.analysis, method)
+        names = statement.head.mutates
+        if EVERYTHING in names:
+            names = names | {name for name in handles if is_attribute(name)}
+        found = names & handles - passed if not statement.head.helpers else set()
+        aliases = method.summary.aliases
+        for name in statement.head.reads & handles - passed - found:
+            if any(aliases.find(target) == aliases.find(name) for target in statement.head.strong - {name}):
+                found = found | {name}
+        return sorted(found)

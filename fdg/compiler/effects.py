@@ -7,16 +7,27 @@ that cannot be read may touch everything reachable from its arguments, and keeps
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
 
 from fdg.compiler import purity
-from fdg.compiler.ir import EVERYTHING, Effects, Statement, code, walk
+from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
 from fdg.compiler.lower import Bearing, Method, is_msrl, is_super, lower, method_call, operation_of, subexpressions
 from fdg.compiler.operations import OPERATIONS
-from fdg.compiler.source import ClassSource, Module, Origin, TrainerSource, dotted, imported_names, qualified_name
+from fdg.compiler.source import (
+    ClassSource,
+    Module,
+    Origin,
+    TrainerSource,
+    dotted,
+    find_function,
+    imported_names,
+    qualified_name,
+)
+from fdg.compiler.tree import children, code, find
 
 Kind = Any  # "scalar" | "data" | "config" | "function" | "unknown" | None | ("container", Kind) | ("defaultdict", Kind)
 
@@ -95,8 +106,8 @@ class Summary:
 class Analysis:
     """All methods of one trainer that `train` can reach, with their effects."""
 
-    def __init__(self, trainer: TrainerSource, actors: int) -> None:
-        self.trainer, self.actors = trainer, actors
+    def __init__(self, trainer: TrainerSource, actors: int, spill: frozenset[Any] = frozenset()) -> None:
+        self.trainer, self.actors, self.spill = trainer, actors, spill
         self.bearing = Bearing(trainer)
         self.methods: dict[tuple[str, str], Method] = {}
         self.functions: dict[tuple[str, str], Method] = {}
@@ -113,7 +124,7 @@ class Analysis:
         for owner in trainer.bases:
             if "__init__" in owner.methods:
                 self.need(owner, owner.methods["__init__"])
-        for _ in range(6):
+        for _ in range(100):
             self.changed = False
             for method in [*self.methods.values(), *self.functions.values()]:
                 self.analyse(method)
@@ -128,7 +139,7 @@ class Analysis:
         if method.key not in self.methods:
             self.methods[method.key] = method
             if self.bearing.method_bears(owner, node):
-                lower(self.bearing, method, self.actors > 1)
+                lower(self.bearing, method, self.actors > 1, self.spill)
             else:
                 method.body = _plain_body(self.bearing, method)
             method.summary = Summary(method.parameters)
@@ -141,7 +152,9 @@ class Analysis:
         if key not in self.functions:
             owner = ClassSource(f"<{module.file}>", module, None, {name: module.functions[name]}, set())  # type: ignore[arg-type]
             node = module.functions[name]
-            names = [p.name.value for p in (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)]
+            names = [
+                p.name.value for p in (*node.params.posonly_params, *node.params.params, *node.params.kwonly_params)
+            ]
             for star in (node.params.star_arg, node.params.star_kwarg):
                 if isinstance(star, cst.Param):
                     names.append(star.name.value)
@@ -175,17 +188,11 @@ def _plain_body(bearing: Bearing, method: Method) -> list[Statement]:
     suite = method.node.body
     if not isinstance(suite, cst.IndentedBlock):
         return []
-    if m_findall_yield(suite):
+    if next(find(suite, cst.Yield, cst.Await), None) is not None:
         opaque = Statement("simple", method.origin(method.owner.methods[method.name]), {"node": cst.Pass()})
         opaque.parts["opaque"] = "is a generator"
         return [opaque]
     return Lowering(bearing, method, False).block(suite.body)
-
-
-def m_findall_yield(node: cst.CSTNode) -> bool:
-    import libcst.matchers as m
-
-    return bool(m.findall(node, m.OneOf(m.Yield(), m.Await())))
 
 
 def close_over_aliases(method: Method) -> None:
@@ -194,6 +201,26 @@ def close_over_aliases(method: Method) -> None:
     for statement in walk(method.body):
         for effects in (statement.head, statement.whole):
             effects.mutates = {name for name in aliases.classes(effects.mutates) if not name.startswith("<")}
+
+
+def analyse(trainer: TrainerSource, actors: int) -> Analysis:
+    """The effects of a trainer's methods.
+
+    Where an argument of a component call has to be computed at the driver, the method is lowered again with that
+    argument in a statement of its own, so that the call itself can move.
+    """
+    spill: frozenset[Any] = frozenset()
+    while True:
+        analysis = Analysis(trainer, actors, spill)
+        pinned = {
+            (statement.origin.file, statement.origin.line, statement.origin.column)
+            for method in analysis.methods.values()
+            for statement in walk(method.body)
+            if statement.kind == "simple" and statement.head.calls and statement.head.pinned
+        }
+        if pinned <= spill:
+            return analysis
+        spill |= pinned
 
 
 class Evaluator:
@@ -300,15 +327,11 @@ class Evaluator:
         statement.leaves = _jumps_out(statement)
 
     def pattern(self, case: cst.MatchCase) -> None:
-        import libcst.matchers as m
-
         if case.guard is not None:
             self.expression(case.guard)
-        for node in m.findall(case.pattern, m.OneOf(m.MatchAs(), m.MatchStar(), m.MatchMapping())):
-            name = getattr(node, "name", None) or getattr(node, "rest", None)
-            if isinstance(name, cst.Name):
-                self.effects.writes.add(name.value)
-                self.kinds[name.value] = "unknown"
+        for name in _pattern_names(case.pattern):
+            self.effects.writes.add(name)
+            self.kinds[name] = "unknown"
 
     def context(self, item: cst.WithItem) -> None:
         value = self.expression(item.item)
@@ -344,12 +367,15 @@ class Evaluator:
             self.returned = Value(join_kinds(self.returned.kind, value.kind), self.returned.roots | value.roots)
             self.aliases.unite(value.roots | {"<result>"} if value.roots else set())
         elif isinstance(node, cst.Del):
-            for target in [node.target] if not isinstance(node.target, cst.Tuple) else [e.value for e in node.target.elements]:
+            for target in (
+                [node.target] if not isinstance(node.target, cst.Tuple) else [e.value for e in node.target.elements]
+            ):
                 if isinstance(target, cst.Name):
                     effects.writes.add(target.value)
                     effects.reads.add(target.value)
                 else:
                     effects.mutates |= self.expression(target).roots
+                    effects.pin("deletes a part of an object")
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
             self.closure(node)
             self.bind(node.name, Value("function"))
@@ -367,15 +393,13 @@ class Evaluator:
 
     def closure(self, node: cst.CSTNode) -> None:
         """A function or class stored for later: what it refers to must be at the driver whenever it may run."""
-        import libcst.matchers as m
-
-        names = {cst.ensure_type(name, cst.Name).value for name in m.findall(node, m.Name())}
+        names = {name.value for name in find(node, cst.Name)}
         captured = names & self.locals
         self.effects.captured |= captured
         self.effects.reads |= captured
         if self.method.self_name in names:
             self.effects.reads.add(EVERYTHING)
-        if m.findall(node, m.Nonlocal()):
+        if next(find(node, cst.Nonlocal), None) is not None:
             self.effects.mutates |= captured
         self.effects.pin("stores a function")
 
@@ -400,7 +424,11 @@ class Evaluator:
             items = source.elements if isinstance(source, (cst.Tuple, cst.List)) else None
             for index, entry in enumerate(target.elements):
                 inner = entry.value
-                if items is not None and len(items) == len(target.elements) and not isinstance(entry, cst.StarredElement):
+                if (
+                    items is not None
+                    and len(items) == len(target.elements)
+                    and not isinstance(entry, cst.StarredElement)
+                ):
                     self.bind(inner, self.quiet(items[index].value), items[index].value)
                 elif isinstance(entry, cst.StarredElement):
                     self.bind(inner, Value(("container", element(value.kind)), value.roots))
@@ -505,10 +533,19 @@ class Evaluator:
         if name in self.module.functions or name in self.module.classes:
             return Value("function")
         value = self.module.constants.get(name)
-        if value is not None and name not in self.module.state and name not in self.analysis.state_names and _constant(value):
+        if (
+            value is not None
+            and name not in self.module.state
+            and name not in self.analysis.state_names
+            and _constant(value)
+        ):
             return Value("scalar")
         namespace = self.module.namespace
-        if value is None and namespace is not None and isinstance(namespace.get(name), (int, float, str, bool, type(None))):
+        if (
+            value is None
+            and namespace is not None
+            and isinstance(namespace.get(name), (int, float, str, bool, type(None)))
+        ):
             if name not in self.module.state:
                 return Value("scalar")
         self.effects.reads.add(f"global {name}")
@@ -679,17 +716,21 @@ class Evaluator:
             return self.library(node, qualified)
         name = dotted(node.func)
         if name is not None and not self.is_local(name) and name in self.module.functions:
-            function = self.module.functions[name]
-            if self._declared_pure(function):
-                return Value("unknown", self.arguments(node)[0].roots)
-            return self.apply(self.analysis.function(self.module, name).summary, list(node.args), name)
+            return self.own_function(node, self.module, name)
         if isinstance(node.func, cst.Attribute) and not self.is_self(node.func.value):
             return self.method_of_value(node)
         return self.unknown(node, f"calls `{code(node.func)}`, which is not known to be pure")
 
-    def _declared_pure(self, function: cst.FunctionDef) -> bool:
-        marks = {qualified_name(dotted(d.decorator) or "", self.module) for d in function.decorators}
-        return bool(marks & {"fdg.pure", "fdg.api.pure"})
+    def own_function(self, node: cst.Call, module: Module, name: str) -> Value:
+        """A function of the user's: declared pure, or read like a method."""
+        function = module.functions[name]
+        marks = {qualified_name(dotted(d.decorator) or "", module) for d in function.decorators}
+        if marks & {"fdg.pure", "fdg.api.pure"}:
+            total, _ = self.arguments(node)
+            return Value("data" if total.kind in ("data", "scalar") else "unknown", total.roots)
+        if marks:
+            return self.unknown(node, f"calls `{name}`, which is decorated")
+        return self.apply(self.analysis.function(module, name).summary, list(node.args), name)
 
     def arguments(self, node: cst.Call) -> tuple[Value, list[Value]]:
         values = [self.expression(argument.value) for argument in node.args]
@@ -773,7 +814,9 @@ class Evaluator:
             self.effects.helpers.add(method.key)
         self.effects.helpers |= effects.helpers
         if effects.pinned:
-            self.effects.pin(effects.pinned if effects.pinned.startswith("calls `") else f"calls `{name}`, which {effects.pinned}")
+            self.effects.pin(
+                effects.pinned if effects.pinned.startswith("calls `") else f"calls `{name}`, which {effects.pinned}"
+            )
         for parameter in summary.mutated:
             self.effects.mutates |= {root for root in bound.get(parameter, set()) if self.may_change(root)}
         for group in summary.shared:
@@ -789,6 +832,10 @@ class Evaluator:
 
     def library(self, node: cst.Call, qualified: str) -> Value:
         verdict = purity.judge(qualified)
+        if verdict == "unknown":
+            found = find_function(qualified, self.module)
+            if found is not None:
+                return self.own_function(node, *found)
         if verdict != "pure":
             reason = "draws random numbers" if verdict == "draws" else "which is not known to be pure"
             if qualified == "builtins.getattr" or qualified.endswith("setattr"):
@@ -866,7 +913,13 @@ class Evaluator:
                     self.effects.pin(f"calls `{code(function)}`, whose function is not known to be pure")
                 return Value(kind, set() if name in purity.DATA_FRESH else value.roots | total.roots)
             draws = purity.judge(f"torch.{name.rstrip('_')}") == "draws" or name in (
-                "uniform_", "normal_", "random_", "exponential_", "cauchy_", "log_normal_", "geometric_",
+                "uniform_",
+                "normal_",
+                "random_",
+                "exponential_",
+                "cauchy_",
+                "log_normal_",
+                "geometric_",
             )
             if not draws and (name in purity.DATA_MUTATORS or (name.endswith("_") and not name.startswith("_"))):
                 self.effects.mutates |= value.roots
@@ -893,38 +946,21 @@ def _target_names(target: cst.CSTNode) -> list[str]:
     return []
 
 
-class _Bound(cst.CSTVisitor):
-    """Names a statement binds in its function's scope."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        self.names.update(_target_names(node.target))
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        self.names.update(_target_names(node.target))
-
-    def visit_AugAssign(self, node: cst.AugAssign) -> None:
-        self.names.update(_target_names(node.target))
-
-    def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
-        self.names.update(_target_names(node.target))
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
-        self.names.add(node.name.value)
-        return False
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
-        self.names.add(node.name.value)
-        return False
-
-    def visit_Lambda(self, node: cst.Lambda) -> bool:
-        return False
+def _names_bound_in(node: cst.CSTNode) -> Iterator[str]:
+    """Names that code binds in its function's scope."""
+    if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+        yield node.name.value
+        return
+    if isinstance(node, cst.Lambda):
+        return
+    if isinstance(node, (cst.AssignTarget, cst.AnnAssign, cst.AugAssign, cst.NamedExpr)):
+        yield from _target_names(node.target)
+    for child in children(node):
+        yield from _names_bound_in(child)
 
 
 def _bound_names(body: list[Statement]) -> set[str]:
-    visitor = _Bound()
+    names: set[str] = set()
     for statement in walk(body):
         for part in statement.parts.values():
             for node in part if isinstance(part, list) else [part]:
@@ -932,19 +968,17 @@ def _bound_names(body: list[Statement]) -> set[str]:
                     continue
                 if isinstance(node, cst.ExceptHandler):
                     if node.name is not None:
-                        visitor.names.update(_target_names(node.name.name))
+                        names.update(_target_names(node.name.name))
                     continue
                 if isinstance(node, cst.MatchCase):
-                    for inner in node.pattern.children if node.pattern else ():
-                        visitor.names.update(_pattern_names(inner))
-                    visitor.names.update(_pattern_names(node.pattern))
+                    names.update(_pattern_names(node.pattern))
                     continue
                 if isinstance(node, cst.WithItem) and node.asname is not None:
-                    visitor.names.update(_target_names(node.asname.name))
-                node.visit(visitor)
+                    names.update(_target_names(node.asname.name))
+                names.update(_names_bound_in(node))
         if statement.kind == "for":
-            visitor.names.update(_target_names(statement.parts["target"]))
-    return visitor.names
+            names.update(_target_names(statement.parts["target"]))
+    return names
 
 
 def _pattern_names(node: cst.CSTNode) -> set[str]:
@@ -953,7 +987,7 @@ def _pattern_names(node: cst.CSTNode) -> set[str]:
         value = getattr(node, attribute, None)
         if isinstance(value, cst.Name):
             names.add(value.value)
-    for child in node.children:
+    for child in children(node):
         names |= _pattern_names(child)
     return names
 

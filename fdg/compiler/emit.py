@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
 
-from fdg.compiler.cut import Cutter, Interfaces, RegionPlan, passed_on
+from fdg.compiler.cut import Cutter, Handles, RegionPlan, direct_nodes, passed_on
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import EVERYTHING, Statement, code, walk
+from fdg.compiler.ir import Statement, walk
 from fdg.compiler.lower import Method, canonical, method_call
 from fdg.compiler.source import Origin
+from fdg.compiler.tree import code, find
 from fdg.graph import Port
 
 INDENT = "    "
@@ -49,9 +49,9 @@ def argument(name: str) -> str:
 class _Fetch(cst.CSTTransformer):
     """Puts `self.msrl.fetch(…)` around reads of variables that may be handles."""
 
-    def __init__(self, names: set[str], self_name: str) -> None:
+    def __init__(self, names: set[str], self_name: str, direct: list[cst.BaseExpression]) -> None:
         self.names, self.self_name = names, self_name
-        self.hidden: list[set[str]] = []
+        self.direct = {id(node) for node in direct}
 
     def wrap(self, node: cst.BaseExpression) -> cst.BaseExpression:
         return cst.Call(cst.parse_expression(f"{self.self_name}.msrl.fetch"), [cst.Arg(node)])
@@ -91,40 +91,39 @@ class _Fetch(cst.CSTTransformer):
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         if self.is_attribute(original_node):
             plain = original_node
-            return self.wrap(plain) if f"self.{plain.attr.value}" in self.names else plain
+            found = f"self.{plain.attr.value}" in self.names and id(original_node) not in self.direct
+            return self.wrap(plain) if found else plain
         return updated_node.with_changes(attr=original_node.attr)
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-        return self.wrap(updated_node) if original_node.value in self.names else updated_node
+        found = original_node.value in self.names and id(original_node) not in self.direct
+        return self.wrap(updated_node) if found else updated_node
+
+
+class _Labels(cst.CSTTransformer):
+    """Writes `f"{x=}"` as `f"x={x!r}"`: the label must stay when the expression is rewritten."""
+
+    def leave_FormattedString(
+        self, original_node: cst.FormattedString, updated_node: cst.FormattedString
+    ) -> cst.FormattedString:
+        parts: list[cst.BaseFormattedStringContent] = []
+        for part in updated_node.parts:
+            if isinstance(part, cst.FormattedStringExpression) and part.equal is not None:
+                label = code(part.whitespace_before_expression) + code(part.expression) + code(part.equal)
+                parts.append(cst.FormattedStringText(label + code(part.whitespace_after_expression)))
+                conversion = part.conversion or ("r" if part.format_spec is None else None)
+                part = part.with_changes(equal=None, conversion=conversion)
+            parts.append(part)
+        return updated_node.with_changes(parts=parts)
 
 
 class Emitter:
     """Writes the driver and the fragments of one cut program."""
 
-    def __init__(self, analysis: Analysis, cutter: Cutter, interfaces: Interfaces, mixed: list[Method]) -> None:
-        self.analysis, self.cutter, self.interfaces, self.mixed = analysis, cutter, interfaces, mixed
+    def __init__(self, analysis: Analysis, cutter: Cutter, handles: Handles, mixed: list[Method]) -> None:
+        self.analysis, self.cutter, self.handles, self.mixed = analysis, cutter, handles, mixed
         self.trainer = analysis.trainer
         self.mixed_keys = {method.key for method in mixed}
-        self.handles: dict[tuple[str, str], set[str]] = {method.key: self.find_handles(method) for method in mixed}
-
-    # which driver variables may be handles ---------------------------------------------------------------------------
-
-    def find_handles(self, method: Method) -> set[str]:
-        found = set(self.interfaces.resident_attributes)
-        if method.name != "train":
-            found |= set(method.parameters)
-        while True:
-            before = len(found)
-            for statement in walk(method.body):
-                if statement.kind == "region":
-                    found |= {port.name for port in statement.parts["plan"].outputs if port.how == "resident"}
-                elif statement.kind == "simple":
-                    if statement.head.helpers:
-                        found |= statement.head.strong
-                    elif passed_on(statement, self.analysis, method) & found:
-                        found |= statement.head.strong
-            if len(found) == before:
-                return found
 
     # text ------------------------------------------------------------------------------------------------------------
 
@@ -181,11 +180,7 @@ class Emitter:
         for line in self.imports(plan):
             text.add(2, line, origin)
         for port in plan.inputs:
-            if port.name.startswith("self."):
-                text.add(2, f"{this}.{port.name[5:]} = {argument(port.name)}", origin)
-            elif port.maybe_unbound:
-                text.add(2, f"if {port.name} is _unbound:", origin)
-                text.add(3, f"del {port.name}", origin)
+            self.unpack(text, 2, port, this, origin)
         depth = 2
         for context in plan.contexts:
             items = ", ".join(code(canonical(item, method)).rstrip(", ") for item in context.parts["items"])
@@ -196,18 +191,48 @@ class Emitter:
             values = ", ".join(self.current(port, this) for port in plan.outputs)
             text.add(2, f"return {values}", plan.statements[-1].origin)
 
+    def unpack(self, text: Text, depth: int, port: Port, this: str, origin: Origin) -> None:
+        """Give a parameter the name that the user's code uses."""
+        if port.name.startswith("self."):
+            if port.maybe_unbound:
+                text.add(depth, f"if {argument(port.name)} is not _unbound:", origin)
+                depth += 1
+            text.add(depth, f"{this}.{port.name[5:]} = {argument(port.name)}", origin)
+        elif port.maybe_unbound:
+            text.add(depth, f"if {port.name} is _unbound:", origin)
+            text.add(depth + 1, f"del {port.name}", origin)
+
+    def pack(
+        self, text: Text, depth: int, outputs: list[Port], inputs: set[str], this: str, origin: Origin, call: str
+    ) -> None:
+        """Bind what a call returns; what it left unassigned keeps its value."""
+        targets = []
+        for port in outputs:
+            own = f"{this}.{port.name[5:]}" if port.name.startswith("self.") else port.name
+            kept = port.maybe_unbound and (port.name.startswith("self.") or port.name not in inputs)
+            targets.append((own, f"new_{argument(port.name)}" if kept else own, port))
+        names = ", ".join(target for _, target, _ in targets)
+        text.add(depth, f"{names} = {call}" if names else call, origin)
+        for own, target, port in targets:
+            if target != own:
+                text.add(depth, f"if {target} is not _unbound:", origin)
+                text.add(depth + 1, f"{own} = {target}", origin)
+            elif port.maybe_unbound:
+                text.add(depth, f"if {own} is _unbound:", origin)
+                text.add(depth + 1, f"del {own}", origin)
+
     def imports(self, plan: RegionPlan) -> list[str]:
         """The method's own imports that a region's statements refer to."""
         inside = [s.parts["node"] for s in walk(plan.statements) if s.kind == "simple"]
         if any(isinstance(node, (cst.Import, cst.ImportFrom)) for node in inside):
             return []
         used = {
-            cst.ensure_type(name, cst.Name).value
+            name.value
             for statement in walk(plan.statements)
             for part in statement.parts.values()
             for node in (part if isinstance(part, list) else [part])
             if isinstance(node, cst.CSTNode)
-            for name in m.findall(node, m.Name())
+            for name in find(node, cst.Name)
         }
         from fdg.compiler.source import imported_names
 
@@ -221,7 +246,8 @@ class Emitter:
 
     def current(self, port: Port, this: str) -> str:
         if port.name.startswith("self."):
-            return f"{this}.{port.name[5:]}"
+            name = port.name[5:]
+            return f'getattr({this}, "{name}", _unbound)' if port.maybe_unbound else f"{this}.{name}"
         return f'locals().get("{port.name}", _unbound)' if port.maybe_unbound else port.name
 
     # statements ------------------------------------------------------------------------------------------------------
@@ -236,12 +262,15 @@ class Emitter:
 
     def print(self, node: cst.CSTNode, statement: Statement, method: Method, driver: bool, head: bool = False) -> str:
         """An expression or small statement as generated code."""
-        if driver and method.key in self.handles:
+        if driver and method.key in self.handles.names:
             passed = set() if head else passed_on(statement, self.analysis, method)
             reads = statement.head.reads - passed - statement.head.mutates
-            names = self.handles[method.key] & reads
+            names = self.handles.names[method.key] & reads
             if names:
-                node = node.visit(_Fetch(names, method.self_name))  # type: ignore[assignment]
+                direct = [] if head else direct_nodes(statement, self.analysis, method)
+                if not direct:
+                    node = node.visit(_Labels())  # type: ignore[assignment]
+                node = node.visit(_Fetch(names, method.self_name, direct))  # type: ignore[assignment]
             node = node.visit(_HelperNames(self, method))  # type: ignore[assignment]
         return code(canonical(node, method)).strip()
 
@@ -293,58 +322,41 @@ class Emitter:
         text.add(depth, f"{word} {test}:", statement.origin)
         self.block(text, depth + 1, statement.blocks["body"], method, driver)
         orelse = statement.blocks["orelse"]
-        if len(orelse) == 1 and orelse[0].kind == "if" and not orelse[0].comments and orelse[0].origin.text.lstrip().startswith("elif"):
-            if not (driver and self.taken(orelse[0], method)):
+        if (
+            len(orelse) == 1
+            and orelse[0].kind == "if"
+            and not orelse[0].comments
+            and orelse[0].origin.text.lstrip().startswith("elif")
+        ):
+            if not (driver and self.handles.taken(orelse[0], method)):
                 self.if_chain(text, depth, orelse[0], method, driver, "elif")
                 return
         self.orelse(text, depth, orelse, method, driver)
 
-    def orelse(self, text: Text, depth: int, block: list[Statement], method: Method, driver: bool, word: str = "else") -> None:
+    def orelse(
+        self, text: Text, depth: int, block: list[Statement], method: Method, driver: bool, word: str = "else"
+    ) -> None:
         if block:
             text.add(depth, f"{word}:")
             self.block(text, depth + 1, block, method, driver)
 
-    def taken(self, statement: Statement, method: Method) -> list[str]:
-        """Handles whose objects a driver's statement changes, or keeps a second name for: they move to the driver."""
-        handles = self.handles.get(method.key, set())
-        passed = passed_on(statement, self.analysis, method)
-        names = statement.head.mutates
-        if EVERYTHING in names:
-            names = names | {name for name in handles if name.startswith("self.")}
-        found = names & handles - passed if not statement.head.helpers else set()
-        aliases = method.summary.aliases
-        for name in statement.head.reads & handles - passed - found:
-            if any(aliases.find(target) == aliases.find(name) for target in statement.head.strong - {name}):
-                found = found | {name}
-        return sorted(found)
-
     def take(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
-        for name in self.taken(statement, method):
+        for name in self.handles.taken(statement, method):
             target = f"{method.self_name}.{name[5:]}" if name.startswith("self.") else name
-            bound = statement.parts.get("bound", set())
-            if not name.startswith("self.") and name not in bound:
-                text.add(depth, f'if "{name}" in locals():', statement.origin)
-                text.add(depth + 1, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
-            else:
-                text.add(depth, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
+            bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
+            inner = depth
+            if name not in bound:
+                there = f'hasattr({method.self_name}, "{name[5:]}")' if name.startswith("self.") else f'"{name}" in locals()'
+                text.add(depth, f"if {there}:", statement.origin)
+                inner += 1
+            text.add(inner, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
 
     def call(self, text: Text, depth: int, plan: RegionPlan, statement: Statement, method: Method) -> None:
         this = method.self_name
         arguments = ", ".join(f"{argument(port.name)}={self.current(port, this)}" for port in plan.inputs)
         call = f"{this}.msrl.{plan.fragment}.{plan.name}({arguments})"
         inputs = {port.name for port in plan.inputs}
-        targets = []
-        for port in plan.outputs:
-            kept = port.maybe_unbound and port.name not in inputs
-            targets.append(f"{this}.{port.name[5:]}" if port.name.startswith("self.") else f"new_{port.name}" if kept else port.name)
-        text.add(depth, f"{', '.join(targets)} = {call}" if targets else call, statement.origin)
-        for port, target in zip(plan.outputs, targets, strict=True):
-            if port.maybe_unbound and target != port.name:
-                text.add(depth, f"if {target} is not _unbound:", statement.origin)
-                text.add(depth + 1, f"{port.name} = {target}", statement.origin)
-            elif port.maybe_unbound:
-                text.add(depth, f"if {port.name} is _unbound:", statement.origin)
-                text.add(depth + 1, f"del {port.name}", statement.origin)
+        self.pack(text, depth, plan.outputs, inputs, this, statement.origin, call)
 
     def each(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
         """Once per actor, at the driver."""
@@ -353,22 +365,13 @@ class Emitter:
         name = f"line_{origin.line}"
         text.add(depth, f"def {name}({', '.join(argument(port.name) for port in inputs)}):  # once per actor", origin)
         for port in inputs:
-            if port.name.startswith("self."):
-                text.add(depth + 1, f"{this}.{port.name[5:]} = {argument(port.name)}", origin)
-            elif port.maybe_unbound:
-                text.add(depth + 1, f"if {port.name} is _unbound:", origin)
-                text.add(depth + 2, f"del {port.name}", origin)
+            self.unpack(text, depth + 1, port, this, origin)
         self.block(text, depth + 1, statement.parts["body"], method, driver=True)
         if outputs:
-            text.add(depth + 1, f"return ({', '.join(self.current(port, this) for port in outputs)},)", origin)
+            text.add(depth + 1, f"return {', '.join(self.current(port, this) for port in outputs)}", origin)
         arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)
-        targets = ", ".join(f"{this}.{port.name[5:]}" if port.name.startswith("self.") else port.name for port in outputs)
         call = f"{this}.msrl.each_actor({name}{arguments})"
-        text.add(depth, f"({targets},) = {call}" if outputs else call, origin)
-        for port in outputs:
-            if port.maybe_unbound:
-                text.add(depth, f"if {port.name} is _unbound:", origin)
-                text.add(depth + 1, f"del {port.name}", origin)
+        self.pack(text, depth, outputs, {port.name for port in inputs}, this, origin, call)
 
 
 class _HelperNames(cst.CSTTransformer):

@@ -65,7 +65,8 @@ class Liveness:
             return reads | (after - kills) | exits.at_raise
         if kind == "if":
             return reads | (
-                (self.block(blocks["body"], set(after), exits) | self.block(blocks["orelse"], set(after), exits)) - kills
+                (self.block(blocks["body"], set(after), exits) | self.block(blocks["orelse"], set(after), exits))
+                - kills
             )
         if kind == "match":
             live = set(after)
@@ -86,10 +87,14 @@ class Liveness:
                 top |= new
         if kind == "try":
             final = self.block(blocks["finalbody"], set(after), exits)
-            leaving = {
-                name: frozenset(self.block(blocks["finalbody"], set(getattr(exits, name)), exits))
-                for name in ("at_break", "at_continue", "at_return", "at_raise")
-            } if blocks["finalbody"] else {}
+            leaving = (
+                {
+                    name: frozenset(self.block(blocks["finalbody"], set(getattr(exits, name)), exits))
+                    for name in ("at_break", "at_continue", "at_return", "at_raise")
+                }
+                if blocks["finalbody"]
+                else {}
+            )
             outer = replace(exits, **leaving)
             caught = set(outer.at_raise)
             for name, block in blocks.items():

@@ -12,18 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import libcst as cst
-
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Origin
 
 EVERYTHING = "self.*"
-_printer = cst.Module([])
-
-
-def code(node: cst.CSTNode) -> str:
-    """A libcst node as text."""
-    return _printer.code_for_node(node)
 
 
 @dataclass
@@ -108,10 +100,3 @@ class Statement:
 def walk(block: list[Statement]) -> Iterator[Statement]:
     for statement in block:
         yield from statement.walk()
-
-
-def simple(text: str, origin: Origin) -> Statement:
-    """A statement written by the compiler, at the place of the user's statement it stems from."""
-    line = cst.parse_statement(text)
-    node = cst.ensure_type(line, cst.SimpleStatementLine).body[0]
-    return Statement("simple", origin, {"node": node})

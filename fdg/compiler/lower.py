@@ -14,16 +14,17 @@ nested functions that make component calls are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
 
-from fdg.compiler.ir import Statement, code
+from fdg.compiler.ir import Statement
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import ClassSource, Origin, TrainerSource, dotted
+from fdg.compiler.tree import children, code, find, replaced
 from fdg.errors import did_you_mean
 
 
@@ -86,7 +87,9 @@ def operation_of(node: cst.CSTNode, method: Method) -> str | None:
     return node.func.attr.value
 
 
-def method_call(node: cst.CSTNode, method: Method, trainer: TrainerSource) -> tuple[ClassSource, cst.FunctionDef] | None:
+def method_call(
+    node: cst.CSTNode, method: Method, trainer: TrainerSource
+) -> tuple[ClassSource, cst.FunctionDef] | None:
     """The method of the trainer that a call goes to: `self.m()`, `super().m()` or `Base.m(self)`."""
     if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)):
         return None
@@ -114,7 +117,9 @@ class _Names(cst.CSTTransformer):
         self.method = method
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        operation = self.method.aliases.get(updated_node.func.value, "") if isinstance(updated_node.func, cst.Name) else ""
+        operation = (
+            self.method.aliases.get(updated_node.func.value, "") if isinstance(updated_node.func, cst.Name) else ""
+        )
         if operation:
             return updated_node.with_changes(func=cst.parse_expression(f"{self.method.self_name}.msrl.{operation}"))
         if is_super(updated_node) and not updated_node.args:
@@ -136,7 +141,7 @@ def canonical(node: cst.CSTNode, method: Method) -> cst.CSTNode:
     return renamed
 
 
-class _FindAliases(cst.CSTVisitor):
+class _FindAliases:
     """Finds `msrl = self.msrl` and `act = self.msrl.agent_act`; a name that is also bound otherwise is refused."""
 
     def __init__(self, method: Method) -> None:
@@ -178,7 +183,8 @@ class Bearing:
         if key not in self.methods:
             method = parse_method(owner, node)
             finder = _FindAliases(method)
-            node.body.visit(finder)
+            for assign in find(node.body, cst.Assign):
+                finder.visit_Assign(assign)
             for name, other in finder.others.items():
                 if name in method.aliases:
                     raise method.origin(other).error(
@@ -193,7 +199,7 @@ class Bearing:
         if key not in self._bearing:
             self._bearing[key] = False  # a recursive call adds nothing by itself
             method = self.method(owner, node)
-            self._bearing[key] = any(self._bears(call, method) for call in m.findall(node.body, m.Call()))
+            self._bearing[key] = any(self._bears(call, method) for call in find(node.body, cst.Call))
         return self._bearing[key]
 
     def _bears(self, call: cst.CSTNode, method: Method) -> bool:
@@ -210,7 +216,7 @@ class Bearing:
         """Whether a component call stands anywhere inside."""
         known = self._cache.get(id(node))
         if known is None or known[0] is not node:
-            found = any(self._bears(call, method) for call in m.findall(node, m.Call()))
+            found = any(self._bears(call, method) for call in find(node, cst.Call))
             known = self._cache[id(node)] = (node, found)
         return known[1]
 
@@ -218,7 +224,11 @@ class Bearing:
 def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
     """The expressions directly inside an expression, in the order Python evaluates them."""
     found: list[cst.BaseExpression] = []
-    for child in node.children:
+    for child in children(node):
+        if (isinstance(node, cst.Attribute) and child is node.attr) or (
+            isinstance(node, cst.Arg) and child is node.keyword
+        ):
+            continue
         if isinstance(child, cst.BaseExpression):
             found.append(child)
         else:
@@ -229,8 +239,12 @@ def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
 class Lowering:
     """Turns one method's body into statements."""
 
-    def __init__(self, bearing: Bearing, method: Method, join_arguments: bool) -> None:
+    def __init__(
+        self, bearing: Bearing, method: Method, join_arguments: bool, spill: frozenset[Any] = frozenset()
+    ) -> None:
         self.bearing, self.method, self.join_arguments = bearing, method, join_arguments
+        self.spill_at = spill
+        """Places of component calls whose arguments have to be computed before, at the driver."""
         self.counter = 0
         self.origin: Origin = method.owner.module.origin(method.owner.methods[method.name])
 
@@ -247,13 +261,13 @@ class Lowering:
 
     def place(self, node: cst.CSTNode) -> Origin:
         """Where a node stands in the user's file; rewritten nodes stand where their statement does."""
-        for candidate in (node, *node.children):
+        for candidate in (node, *children(node)):
             try:
                 self.origin = self.method.origin(candidate)
                 return self.origin
             except KeyError:
                 continue
-        for inner in m.findall(node, m.OneOf(m.Name(), m.Integer())):
+        for inner in find(node, cst.Name, cst.Integer):
             try:
                 where = self.method.origin(inner)
             except KeyError:
@@ -311,15 +325,15 @@ class Lowering:
     def augmented(self, node: cst.AugAssign, origin: Origin, out: list[Statement]) -> cst.BaseSmallStatement:
         if self.has(node.target):
             raise origin.error(
-                "a component call stands in the target of an assignment", "put its result into a variable on the line before"
+                "a component call stands in the target of an assignment",
+                "put its result into a variable on the line before",
             )
         if isinstance(node.target, cst.Name):
             return node.with_changes(value=self.lift(node.value, origin, out))
         # `a.b += f()` reads a.b before f runs: keep that order, f may change it.
         target = node.target
-        for part in subexpressions(target):
-            if not self.safe(part, helper=True):
-                target = target.deep_replace(part, self.spill(part, "at", origin, out))  # type: ignore[assignment]
+        parts = [part for part in subexpressions(target) if not self.safe(part, helper=True)]
+        target = replaced(target, [(part, self.spill(part, "at", origin, out)) for part in parts])
         held = self.spill(cst.ensure_type(target, cst.BaseExpression), "held", origin, out)
         value = self.lift(node.value, origin, out)
         out.append(self.make("simple", origin, {"node": node.with_changes(target=held, value=value)}))
@@ -351,7 +365,8 @@ class Lowering:
             items = list(node.items)
             if any(self.has(item) for item in items):
                 raise origin.error(
-                    "a component call stands in the head of a `with`", "put its result into a variable on the line before"
+                    "a component call stands in the head of a `with`",
+                    "put its result into a variable on the line before",
                 )
             out.append(self.make("with", origin, {"items": items}, body=self.suite(node.body)))
         elif isinstance(node, (cst.Try, cst.TryStar)):
@@ -373,7 +388,7 @@ class Lowering:
             out.append(Statement("match", origin, {"subject": subject, "cases": list(node.cases)}, blocks))
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
             if self.has(node):
-                call = next(c for c in m.findall(node, m.Call()) if self.bearing.call(c, self.method))
+                call = next(c for c in find(node, cst.Call) if self.bearing.call(c, self.method))
                 raise self.place(call).error(
                     f"a component call stands inside the nested {'function' if isinstance(node, cst.FunctionDef) else 'class'} "
                     f"`{node.name.value}`, whose calls cannot be followed",
@@ -428,6 +443,10 @@ class Lowering:
         head, *rest = name.split(".")
         return head != self.method.self_name or not helper or rest[:1] == ["config"] or rest[:1] == ["msrl"]
 
+    def is_module_state(self, node: cst.BaseExpression) -> bool:
+        module = self.method.owner.module
+        return isinstance(node, cst.Name) and (node.value in module.constants or node.value in module.state)
+
     def lift_top(self, node: cst.BaseExpression, origin: Origin, out: list[Statement]) -> cst.BaseExpression:
         """Like `lift`, but a component call at the top stays where it is: it is its own statement already."""
         if self.bearing.call(node, self.method):
@@ -440,11 +459,13 @@ class Lowering:
             raise origin.error(f"self.msrl has no operation {name!r}", did_you_mean(name, OPERATIONS))
         call = cst.ensure_type(self.sequence(node, origin, out), cst.Call)
         joins = name is not None and OPERATIONS[name].joins
-        if not (joins and self.join_arguments):
+        apart = (origin.file, origin.line, origin.column) in self.spill_at
+        if not (joins and self.join_arguments) and not apart:
             return call
         arguments = []
         for argument in call.args:
-            if not self.safe(argument.value, helper=False) and not argument.star:
+            state = apart and self.is_module_state(argument.value)
+            if state or (not self.safe(argument.value, helper=False) and (apart or not argument.star)):
                 argument = argument.with_changes(value=self.spill(argument.value, "value", origin, out))
             arguments.append(argument)
         return call.with_changes(args=arguments)
@@ -503,17 +524,18 @@ class Lowering:
         helper = any(
             method_call(call, self.method, self.bearing.trainer) is not None
             for part in parts
-            for call in m.findall(part, m.Call())
+            for call in find(part, cst.Call)
         )
-        walrus = bool(m.findall(node, m.NamedExpr()))
+        walrus = next(find(node, cst.NamedExpr), None) is not None
+        pairs = []
         for index, part in enumerate(parts[: last + 1]):
             new = self.lift(part, origin, out)
             unsafe = not self.safe(new, helper) or (walrus and isinstance(new, cst.Name))
             if index < last and unsafe and not (isinstance(node, cst.Call) and part is node.func and dotted(part)):
                 new = self.spill(new, "value", origin, out)
             if new is not part:
-                node = node.deep_replace(part, new)
-        return node
+                pairs.append((part, new))
+        return replaced(node, pairs)
 
     def short_circuit(self, node: cst.BooleanOperation, origin: Origin, out: list[Statement]) -> cst.BaseExpression:
         left = self.lift(node.left, origin, out)
@@ -562,8 +584,8 @@ class Lowering:
         loops, rename = [], {}
         part = first
         while part is not None:
-            for target in m.findall(part.target, m.Name()):
-                old = cst.ensure_type(target, cst.Name).value
+            for target in find(part.target, cst.Name):
+                old = target.value
                 rename[old] = self.temporary(old.lstrip("_"))
             loops.append(part)
             part = part.inner_for_in
@@ -619,7 +641,7 @@ def parenthesized(node: cst.BaseExpression) -> cst.BaseExpression:
     return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
-def lower(bearing: Bearing, method: Method, join_arguments: bool) -> None:
+def lower(bearing: Bearing, method: Method, join_arguments: bool, spill: frozenset[Any]) -> None:
     """Fill `method.body`."""
     for decorator in method.node.decorators:
         raise method.origin(method.owner.methods[method.name]).error(
@@ -630,12 +652,9 @@ def lower(bearing: Bearing, method: Method, join_arguments: bool) -> None:
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is an `async` method and makes component calls", "an ordinary method"
         )
-    if m.findall(method.node.body, m.Yield()):
+    if next(find(method.node.body, cst.Yield), None) is not None:
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is a generator and makes component calls", "return a list instead of yielding"
         )
     body = list(method.node.body.body)
-    method.body = Lowering(bearing, method, join_arguments).block(body)
-
-
-Resolver = Callable[[str], str | None]
+    method.body = Lowering(bearing, method, join_arguments, spill).block(body)

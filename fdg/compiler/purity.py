@@ -151,5 +151,19 @@ def is_scalar(qualified: str) -> bool:
 def is_container(qualified: str) -> bool:
     """Whether a pure call builds one of Python's own containers."""
     return qualified.startswith("collections.") or qualified in {
-        f"builtins.{name}" for name in ("list", "dict", "set", "tuple", "frozenset", "sorted", "range", "zip", "enumerate", "reversed", "map", "filter")
+        f"builtins.{name}"
+        for name in (
+            "list",
+            "dict",
+            "set",
+            "tuple",
+            "frozenset",
+            "sorted",
+            "range",
+            "zip",
+            "enumerate",
+            "reversed",
+            "map",
+            "filter",
+        )
     }

@@ -11,7 +11,8 @@ import importlib.util
 import inspect
 import linecache
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
+from fdg.compiler.tree import find
 from fdg.errors import CompileError, UsageError, did_you_mean
 
 ROOTS = {"fdg.Trainer", "fdg.api.Trainer"}
@@ -126,59 +128,42 @@ def imported_names(node: cst.Import | cst.ImportFrom, package: str = "") -> dict
     return names
 
 
-class _TopLevel(cst.CSTVisitor):
-    """Collects what a module binds, without entering functions except to see their `global` declarations."""
+def _read_top_level(module: Module) -> None:
+    """Collect what a module binds; functions are entered only to see their `global` declarations."""
+    for declaration in find(module.tree, cst.Global):
+        module.state.update(item.name.value for item in declaration.names)
+    _read_block(module, module.tree.body)
 
-    def __init__(self, module: Module) -> None:
-        self.module, self.depth = module, 0
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        if self.depth == 0:
-            self.module.functions[node.name.value] = node
-        self.depth += 1
+def _read_block(module: Module, body: Sequence[cst.CSTNode]) -> None:
+    for statement in body:
+        if isinstance(statement, cst.FunctionDef):
+            module.functions[statement.name.value] = statement
+        elif isinstance(statement, cst.ClassDef):
+            module.classes[statement.name.value] = statement
+        elif isinstance(statement, cst.SimpleStatementLine):
+            for small in statement.body:
+                _read_small(module, small)
+        else:  # an `if`, `try` or `with` at the top level
+            for block in find(statement, cst.IndentedBlock):
+                _read_block(module, block.body)
 
-    def leave_FunctionDef(self, node: cst.FunctionDef) -> None:
-        self.depth -= 1
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        if self.depth == 0:
-            self.module.classes[node.name.value] = node
-        self.depth += 1
-
-    def leave_ClassDef(self, node: cst.ClassDef) -> None:
-        self.depth -= 1
-
-    def visit_Import(self, node: cst.Import) -> None:
-        if self.depth == 0:
-            self.module.imports.update(imported_names(node))
-
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:
-        if self.depth == 0:
-            self.module.imports.update(imported_names(node, _package_of(self.module.file)))
-
-    def visit_Global(self, node: cst.Global) -> None:
-        self.module.state.update(item.name.value for item in node.names)
-
-    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-        if self.depth == 0 and isinstance(node.target, cst.Name):
-            self._bind(node.target.value)
-
-    def visit_AugAssign(self, node: cst.AugAssign) -> None:
-        if self.depth == 0 and isinstance(node.target, cst.Name):
-            self.module.state.add(node.target.value)
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        if self.depth == 0 and len(node.targets) == 1 and isinstance(node.targets[0].target, cst.Name):
-            self.module.constants.setdefault(node.targets[0].target.value, node.value)
-
-    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:
-        if self.depth == 0 and isinstance(node.target, cst.Name) and node.value is not None:
-            self._bind(node.target.value)
-            self.module.constants[node.target.value] = node.value
-
-    def _bind(self, name: str) -> None:
-        if name in self.module.constants:
-            self.module.state.add(name)
+def _read_small(module: Module, node: cst.CSTNode) -> None:
+    if isinstance(node, (cst.Import, cst.ImportFrom)):
+        module.imports.update(imported_names(node, _package_of(module.file)))
+    elif isinstance(node, cst.AugAssign) and isinstance(node.target, cst.Name):
+        module.state.add(node.target.value)
+    elif isinstance(node, (cst.Assign, cst.AnnAssign)) and node.value is not None:
+        targets = [item.target for item in node.targets] if isinstance(node, cst.Assign) else [node.target]
+        for target in targets:
+            names = (
+                [name.value for name in find(target, cst.Name)] if not isinstance(target, cst.Name) else [target.value]
+            )
+            for name in names:
+                if name in module.constants or not isinstance(target, cst.Name):
+                    module.state.add(name)
+                module.constants.setdefault(name, node.value)
 
 
 def _package_of(file: str) -> str:
@@ -188,6 +173,9 @@ def _package_of(file: str) -> str:
     return ""
 
 
+_parsed: dict[tuple[str, str], Module] = {}
+
+
 def parse_module(file: str, text: str | None = None, namespace: dict[str, Any] | None = None) -> Module:
     """Parse one source file. A file that does not parse is a CompileError at the place of the mistake."""
     if text is None:
@@ -195,6 +183,9 @@ def parse_module(file: str, text: str | None = None, namespace: dict[str, Any] |
             text = Path(file).read_text()
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    key = (file, text)
+    if key in _parsed:
+        return replace(_parsed[key], namespace=namespace)
     try:
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
@@ -208,21 +199,11 @@ def parse_module(file: str, text: str | None = None, namespace: dict[str, Any] |
             source=lines[line - 1] if line else "",
         ) from None
     module = Module(file, wrapper.module, wrapper.resolve(PositionProvider), text.splitlines(), namespace=namespace)
-    wrapper.module.visit(_TopLevel(module))
+    _read_top_level(module)
+    if len(_parsed) > 64:
+        _parsed.clear()
+    _parsed[key] = module
     return module
-
-
-class _ClassFinder(cst.CSTVisitor):
-    def __init__(self, module: Module, name: str, line: int | None) -> None:
-        self.module, self.name, self.line = module, name, line
-        self.found: cst.ClassDef | None = None
-
-    def visit_ClassDef(self, node: cst.ClassDef) -> None:
-        if node.name.value != self.name:
-            return
-        where = self.module.positions[node]
-        if self.line is None or where.start.line <= self.line <= where.end.line:
-            self.found = node
 
 
 def class_source(module: Module, node: cst.ClassDef) -> ClassSource:
@@ -261,11 +242,15 @@ def from_class(trainer: type) -> TrainerSource:
                     hint="put the trainer in a file (or a notebook cell) and pass that class; code made by exec has no source",
                 )
             modules[file] = parse_module(file, text, functions[0].__globals__)
-        finder = _ClassFinder(modules[file], cls.__name__, code.co_firstlineno)
-        modules[file].tree.visit(finder)
-        if finder.found is None:
+        module, line = modules[file], code.co_firstlineno
+        found = None
+        for node in find(module.tree, cst.ClassDef):
+            where = module.positions[node]
+            if node.name.value == cls.__name__ and where.start.line <= line <= where.end.line:
+                found = node
+        if found is None:
             raise CompileError(f"class {cls.__qualname__} is no longer in {file}: was the file changed after import?")
-        source = class_source(modules[file], finder.found)
+        source = class_source(module, found)
         for function in functions:
             source.free_names.update(name for name in function.__code__.co_freevars if name != "__class__")
         bases.append(source)
@@ -319,6 +304,34 @@ def _find_class(qualified: str, folder: Path) -> tuple[Module, cst.ClassDef] | N
     if class_name in module.classes:
         return module, module.classes[class_name]
     return _find_class(module.imports[class_name], Path(file).parent) if class_name in module.imports else None
+
+
+_modules: dict[str, Module | None] = {}
+
+
+def find_function(qualified: str, user: Module) -> tuple[Module, str] | None:
+    """A function of the user's in another file; None for libraries and for what is not a plain function."""
+    module_name, _, name = qualified.rpartition(".")
+    if not module_name or module_name.split(".")[0] in sys.stdlib_module_names:
+        return None
+    folder = Path(user.file).parent
+    beside = folder / (module_name.replace(".", "/") + ".py")
+    file: str | None = str(beside) if beside.exists() else None
+    if file is None:
+        loaded = sys.modules.get(module_name)
+        file = getattr(loaded, "__file__", None) if loaded is not None else None
+        if file is None and "." not in module_name:
+            spec = importlib.util.find_spec(module_name)
+            file = spec.origin if spec is not None else None
+    if file is None or not file.endswith(".py") or "site-packages" in file or "dist-packages" in file:
+        return None
+    if file not in _modules:
+        try:
+            _modules[file] = parse_module(file)
+        except UsageError:
+            _modules[file] = None
+    module = _modules[file]
+    return (module, name) if module is not None and name in module.functions else None
 
 
 def qualified_name(name: str, module: Module) -> str | None:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import EVERYTHING, Statement, walk
-from fdg.compiler.lower import Method
+from fdg.compiler.ir import EVERYTHING, Statement
+from fdg.compiler.lower import Method, method_call
 from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.source import dotted
+from fdg.compiler.tree import find
 
 
 @dataclass
@@ -43,7 +45,13 @@ class Typing:
             for method in analysis.methods.values():
                 if method.name != "__init__":
                     self.run(method)
-            current = (len(self.attributes), str(self.entry), str(self.result), str(self.parameters_out), len(self.controlled))
+            current = (
+                len(self.attributes),
+                str(self.entry),
+                str(self.result),
+                str(self.parameters_out),
+                len(self.controlled),
+            )
             if current == previous:
                 break
             previous = current
@@ -150,7 +158,9 @@ class Typing:
             if control and not self.loops[-1].varying:
                 self.loops[-1].varying = True
         elif isinstance(node, cst.Return):
-            self.result[self.method.key] = self.result.get(self.method.key, False) or control or self.is_varying(reads, state)
+            self.result[self.method.key] = (
+                self.result.get(self.method.key, False) or control or self.is_varying(reads, state)
+            )
             if control and not self.returns_early.get(self.method.key):
                 self.returns_early[self.method.key] = True
                 for loop in self.loops:
@@ -199,7 +209,11 @@ class Typing:
             grown = {name for parameter in touched for name in arguments.get(parameter, set())} & statement.head.mutates
             operations = [OPERATIONS[name] for name in statement.head.calls]
             statement.varying = control or not any(operation.per == "one" for operation in operations)
-            if self.report and any(operation.per == "one" for operation in operations) and grown - state - self.attributes:
+            if (
+                self.report
+                and any(operation.per == "one" for operation in operations)
+                and grown - state - self.attributes
+            ):
                 name = sorted(grown - state)[0]
                 raise statement.origin.error(
                     f"`{method.name}` fills `{name}` with varying values, but `{name}` is global here",
@@ -218,21 +232,20 @@ def find_helper_call(
     statement: Statement, analysis: Analysis, method: Method
 ) -> tuple[Method, dict[str, set[str]]] | None:
     """The component-bearing method a statement calls, and the variables each parameter gets."""
-    import libcst.matchers as m
-
-    from fdg.compiler.lower import method_call
-    from fdg.compiler.source import dotted
-
-    for call in m.findall(statement.parts["node"], m.Call()):
+    for call in find(statement.parts["node"], cst.Call):
         target = method_call(call, method, analysis.trainer)
         if target is None or not analysis.bearing.method_bears(*target):
             continue
         called = analysis.need(*target)
         arguments: dict[str, set[str]] = {}
-        for index, argument in enumerate(cst.ensure_type(call, cst.Call).args):
+        for index, argument in enumerate(call.args):
             names = {
-                (f"self.{name.split('.')[1]}" if name.split(".")[0] == method.self_name and "." in name else name.split(".")[0])
-                for node in m.findall(argument.value, m.OneOf(m.Name(), m.Attribute()))
+                (
+                    f"self.{name.split('.')[1]}"
+                    if name.split(".")[0] == method.self_name and "." in name
+                    else name.split(".")[0]
+                )
+                for node in find(argument.value, cst.Name, cst.Attribute)
                 for name in [dotted(node)]
                 if name
             }
@@ -244,12 +257,3 @@ def find_helper_call(
                 arguments.setdefault(key, set()).update(names)
         return called, arguments
     return None
-
-
-def check_types(analysis: Analysis) -> Typing:
-    """Type the program; refuse what design rules out for this number of actors."""
-    return Typing(analysis)
-
-
-def all_statements(analysis: Analysis) -> list[Statement]:
-    return [statement for method in analysis.methods.values() for statement in walk(method.body)]

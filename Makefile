@@ -1,0 +1,53 @@
+# make help lists the targets. Everything runs in .venv, which `make env` builds from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TYPES := build/types
+
+.DEFAULT_GOAL := help
+.PHONY: help env run test test-slow check format bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+env: $(INSTALLED)  ## .venv with FDG and all it needs, in the tested versions (PYTHON=python3.12 to choose another Python)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "FDG needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) --version 2>&1`; name another: make env PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+run: env  ## DQN learns CartPole-v1 in this process; fails below a mean return of 475 over 100 episodes
+	$(BIN)/fdg train dqn --env CartPole-v1 --dist-policy local --metrics-json runs/make-run.json
+	@$(BIN)/python -c 'import json, sys; mean = json.load(open("runs/make-run.json"))["mean_reward"]; \
+	  print(f"mean return over 100 evaluation episodes: {mean:.1f} (the goal is 475)"); sys.exit(mean < 475)'
+
+test: env  ## the tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: env  ## the longer studies
+	$(BIN)/python -m pytest -m slow
+
+# mypy sees the files of an editable install only where the import system does, so it gets the package as a wheel has it.
+check: env  ## ruff (rules and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/fdg
+	@ln -s $(addprefix ../../../,$(wildcard fdg/*.py fdg/py.typed fdg/compiler fdg/draw) policies algorithms runtime) $(TYPES)/fdg/
+	cd $(TYPES) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
+
+format: env  ## apply ruff's fixes and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env  ## every benchmark; the numbers are of this machine
+	@for file in benchmarks/*.py; do test -f "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""The documentation is true: files on a page run, commands print what the page says, docstring examples hold.
+
+Two comments in a page, invisible to its readers, say what the block below them is:
+
+    <!-- file: NAME -->         a part of the file NAME; blocks of one name, in order, are the whole file
+    <!-- output of: COMMAND --> what the command prints in the folder of the page's files
+
+`python tests/test_docs.py` writes the outputs of all pages anew.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fdg
+from fdg.cli import app
+from fdg.registry import import_file
+from fdg.testing import assert_policies_equal
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^<!-- (file|output of): (.*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
+
+
+def write_files(page: Path, folder: Path) -> list[Path]:
+    """Put the files of a page into a folder."""
+    files: dict[str, str] = {}
+    for kind, name, body in BLOCK.findall(page.read_text()):
+        if kind == "file":
+            files[name] = files.get(name, "") + body
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return [folder / name for name in files]
+
+
+def outputs(page: Path) -> list[tuple[str, str]]:
+    """The commands of a page and what it says they print."""
+    return [(command, body) for kind, command, body in BLOCK.findall(page.read_text()) if kind == "output of"]
+
+
+def run(command: str, folder: Path) -> str:
+    """What an fdg command prints in a folder."""
+    program, *arguments = command.split()
+    assert program == "fdg", f"{command}: only fdg commands are run"
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        printed = CliRunner().invoke(app, arguments).output
+    finally:
+        os.chdir(here)
+    return printed.replace(f"{folder.resolve()}/", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to import from; its modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+COMMANDS = [(page.name, page, command, shown) for page in PAGES for command, shown in outputs(page)]
+
+
+@pytest.mark.parametrize("page, command, shown", [c[1:] for c in COMMANDS], ids=[f"{c[0]}: {c[2]}" for c in COMMANDS])
+def test_commands_print_what_the_page_shows(page: Path, command: str, shown: str, folder: Path) -> None:
+    write_files(page, folder)
+    assert run(command, folder) == shown
+
+
+def test_the_example_trains_alike_under_every_policy(folder: Path) -> None:
+    write_files(ROOT / "docs" / "writing-algorithms.md", folder)
+    module = import_file(str(folder / "actor_critic.py"))
+    for actors in (1, 2):
+        assert_policies_equal(module.ActorCritic, POLICIES, actors=actors, envs=2, iterations=3, steps=5, evaluate_every=2)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_on_a_page_pass(page: Path, folder: Path) -> None:
+    for file in write_files(page, folder):
+        if file.name.startswith("test_"):
+            module = import_file(str(file))
+            for name in [name for name in vars(module) if name.startswith("test_")]:
+                getattr(module, name)()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+MODULES = sorted(
+    module.name
+    for package in ("fdg", "fdg.compiler", "fdg.draw", "fdg.policies", "fdg.runtime", "fdg.algorithms")
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
+    if not module.ispkg
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name: str) -> None:
+    module = importlib.import_module(name)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for test in finder.find(module, name):
+        if test.examples:
+            failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)
+            assert not failed, f"{test.name} ({test.filename}:{test.lineno})"
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    for name in fdg.__all__:
+        assert getattr(fdg, name).__doc__, name
+
+
+def renew(page: Path) -> None:
+    """Write what the commands of a page print now into the page."""
+    with tempfile.TemporaryDirectory() as name:
+        write_files(page, Path(name))
+
+        def block(match: re.Match[str]) -> str:
+            if match[1] == "file":
+                return match[0]
+            return match[0].replace(match[3], run(match[2], Path(name))) if match[3] else match[0]
+
+        page.write_text(BLOCK.sub(block, page.read_text()))
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        renew(page)
