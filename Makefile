@@ -19,7 +19,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	@echo "installing FDG and what it needs into $(VENV): about 6 GB, most of it the CUDA libraries that torch brings"
+	$(BIN)/python -m pip install -qq --editable '.[dev]' --constraint constraints.txt
 	@touch $@
 
 run: env  ## DQN learns CartPole-v1 in this process; fails below a mean return of 475 over 100 episodes

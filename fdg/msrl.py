@@ -16,7 +16,7 @@ from fdg.runtime.evaluation import Evaluator
 from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
 from fdg.runtime.streams import Streams, derive_seed
-from fdg.runtime.values import Varying, join
+from fdg.runtime.values import Varying, copied, join
 
 PHASES = ("collect", "sync", "sample", "learn")
 
@@ -151,7 +151,9 @@ class MSRL:
         kwargs = {name: self._joined(value) for name, value in kwargs.items()}
         with self._learner_stream:
             result = self._learner.learn(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and result.requires_grad:
+        if self.config.actors > 1:
+            result = copied(result, {})  # a value of its own, whatever the arguments were joined from
+        elif isinstance(result, torch.Tensor) and result.requires_grad:
             result = result.detach()
         self.version += 1
         self._marks = [tensor._version for tensor in self._weights]

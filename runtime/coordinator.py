@@ -115,6 +115,10 @@ class Coordinator:
     def leave(self, instance: Instance, port: Port, value: Any, back: Return) -> Any:
         if value is UNBOUND:
             return value
+        if id(value) in back.originals:
+            # The driver's own object, on its way back: it stays the driver's, under all its names.
+            self.cross(instance.fragment, DRIVER, port.name, value)
+            return back.value(value)
         if port.how == "resident":
             return instance.store.keep(value)
         self.cross(instance.fragment, DRIVER, port.name, value)

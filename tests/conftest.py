@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -11,6 +14,9 @@ import pytest
 import fdg.runtime.run
 from fdg.doctor import flame
 from fdg.registry import ENGINES
+
+# Generated code of the tests, in a folder of their own: what stands in the user's cache is what would run.
+os.environ["FDG_CACHE"] = tempfile.mkdtemp(prefix="fdg-tests-")
 
 runs: Counter[str] = Counter()
 """Finished runs by engine."""
@@ -50,3 +56,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     say(f"engines exercised: {seen or 'none'}" + (f"; not exercised: {missing}" if missing else ""))
     if flame_skips:
         say(f"!!! FLAME WAS NOT TESTED: {len(flame_skips)} tests skipped, no Flame server is installed", red=True)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["FDG_CACHE"], ignore_errors=True)

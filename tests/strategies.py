@@ -1,5 +1,6 @@
 """Random trainers, as source text, of toy components: what the compiler is tested with.
 
+    @examples(100)
     @given(programs(actors=1))
     def test(program):
         outcome = run_reference(program.load(), program.config())
@@ -25,6 +26,7 @@ import atexit
 import hashlib
 import importlib
 import itertools
+import os
 import random
 import shutil
 import sys
@@ -36,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 CALLS = 150
@@ -210,6 +213,16 @@ def write(name: str, source: str) -> str:
 def programs(draw: Any, actors: int = 1, extras: frozenset[str] = frozenset()) -> Program:
     """Trainers that are valid for so many actors. `extras`: see `Maker`."""
     return Maker(Chooser(lambda n: draw(st.integers(0, n - 1))), actors, extras).program()
+
+
+def examples(count: int) -> settings:
+    """Settings for a property test: so many programs, always the same ones.
+
+    A failure is shown as it was found. With FDG_SHRINK=1 it is made smaller first, which can take five minutes.
+    """
+    phases = [Phase.explicit, Phase.generate] + [Phase.shrink] * bool(os.environ.get("FDG_SHRINK"))
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    return settings(max_examples=count, deadline=None, derandomize=True, phases=phases, suppress_health_check=slow)
 
 
 def program_of(seed: int, actors: int = 1, extras: frozenset[str] = frozenset()) -> Program:
@@ -674,7 +687,7 @@ class Maker:
         if free and self.affords(place, 3):
             options += [(12, self.learn), (8, self.log), (3, self.collect_values)]
             if self.has_buffer:
-                options.append((4, self.sample_batch))
+                options.append((6, self.sample_batch))
             if has_td and self.many:
                 options.append((6, self.reduce_varying))
         if deep:
@@ -758,9 +771,13 @@ class Maker:
         elif kind == "tensor":
             self.emit(c.pick([f"{name}.add_({value})", f"{name}[0] = {value}", f"shift({name})", f"{name} += {value}"]))
         else:
-            column = f'{name}["observation"]'
-            self.emit(c.pick([f"{column}.add_({value})", f'{name}["x_b"] = {column}[:, 0] + {value}']))
+            self.change_batch(place, name)
         return None
+
+    def change_batch(self, place: Place, name: str) -> None:
+        self.f("in place: batch")
+        column, value = f'{name}["observation"]', self.small(place)
+        self.emit(self.c.pick([f"{column}.add_({value})", f'{name}["x_b"] = {column}[:, 0] + {value}']))
 
     def make_container(self, place: Place, kind: str) -> None:
         """A new list, dict or tensor."""
@@ -1056,7 +1073,11 @@ class Maker:
 
     def sample_batch(self, place: Place) -> None:
         self.f("sample")
-        self.assign(place, "batch", self.call(place, "replay_buffer_sample", str(self.c.between(1, 4))), again=40)
+        name = self.assign(
+            place, "batch", self.call(place, "replay_buffer_sample", str(self.c.between(1, 4))), again=40
+        )
+        if self.c.chance(30):
+            self.change_batch(place, name)
         if self.c.chance(10) and self.names("td") and self.affords(place, 4):
             self.f("clear")
             td = self.c.pick(self.names("td"))
@@ -1348,8 +1369,8 @@ class Maker:
         self.f("early return")
         self.emit(f"if {self.condition(place)}:")
         with self.indented():
-            if self.c.chance(30):
-                self.statements(replace(place, depth=place.depth + 1), 1)
+            if self.function.budget == CALLS or (self.c.chance(30) and self.affords(place)):
+                self.log(place)  # in train always: a run that ends here must have something to compare
             self.emit(f"return {self.function.returns(place)}".rstrip())
 
     def varying_branch(self, place: Place) -> None:

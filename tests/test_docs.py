@@ -1,9 +1,10 @@
 """The documentation is true: files on a page run, commands print what the page says, docstring examples hold.
 
-Two comments in a page, invisible to its readers, say what the block below them is:
+Comments in a page, invisible to its readers, say what the block below them is:
 
-    <!-- file: NAME -->         a part of the file NAME; blocks of one name, in order, are the whole file
-    <!-- output of: COMMAND --> what the command prints in the folder of the page's files
+    <!-- file: NAME -->          a part of the file NAME; blocks of one name, in order, are the whole file
+    <!-- output of: COMMAND -->  what the command prints in the folder of the page's files
+    <!-- excerpt of: PATH -->    lines of a file of the repository, as they stand there
 
 `python tests/test_docs.py` writes the outputs of all pages anew.
 """
@@ -29,7 +30,7 @@ from fdg.testing import assert_policies_equal
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-BLOCK = re.compile(r"^<!-- (file|output of): (.*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^<!-- (file|output of|excerpt of): (.*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
 
 
@@ -89,6 +90,41 @@ def test_the_example_trains_alike_under_every_policy(folder: Path) -> None:
         assert_policies_equal(module.ActorCritic, POLICIES, actors=actors, envs=2, iterations=3, steps=5, evaluate_every=2)
 
 
+@pytest.mark.parametrize(
+    "name, refused, remedy",
+    [
+        ("longer.py:Longer", 'td["next", "reward"].mean()', 'self.msrl.mean(td["next", "reward"])'),
+        ("until_done.py:UntilDone", "while not done.all()", "while not self.msrl.all(done)"),
+        (
+            "until_done.py:UntilDone",
+            '                self.msrl.log(i, reward=td["next", "reward"])\n                td = step_mdp(td)\n',
+            "                td = step_mdp(td)\n            self.msrl.log(i, rows=td.numel())\n",
+        ),
+    ],
+)
+def test_what_the_page_says_to_write_instead_runs(name: str, refused: str, remedy: str, folder: Path) -> None:
+    write_files(ROOT / "docs" / "writing-algorithms.md", folder)
+    file, _, class_name = name.partition(":")
+    text = (folder / file).read_text()
+    assert refused in text
+    (folder / file).write_text(text.replace(refused, remedy))
+    trainer = getattr(import_file(str(folder / file)), class_name)
+    assert_policies_equal(trainer, POLICIES, actors=2, envs=2, iterations=2, steps=5)
+
+
+def test_the_variant_of_dqn_trains_alike_under_every_policy(folder: Path) -> None:
+    write_files(ROOT / "docs" / "writing-algorithms.md", folder)
+    trainer = import_file(str(folder / "greedy_at_the_end.py")).GreedyAtTheEnd
+    assert_policies_equal(trainer, POLICIES, actors=2, envs=2, iterations=4, learning_starts=8, batch_size=8, updates=2)
+
+
+def test_the_own_policy_runs_the_example(folder: Path) -> None:
+    write_files(ROOT / "docs" / "writing-algorithms.md", folder)
+    policy = import_file(str(folder / "apart.py")).Apart
+    trainer = import_file(str(folder / "actor_critic.py")).ActorCritic
+    assert_policies_equal(trainer, [policy], actors=2, envs=2, iterations=2, steps=5)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_on_a_page_pass(page: Path, folder: Path) -> None:
     for file in write_files(page, folder):
@@ -96,6 +132,13 @@ def test_tests_on_a_page_pass(page: Path, folder: Path) -> None:
             module = import_file(str(file))
             for name in [name for name in vars(module) if name.startswith("test_")]:
                 getattr(module, name)()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_excerpts_stand_in_the_file(page: Path) -> None:
+    for kind, path, body in BLOCK.findall(page.read_text()):
+        if kind == "excerpt of":
+            assert body in (ROOT / path).read_text(), f"{page.name}: not in {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -133,9 +176,8 @@ def renew(page: Path) -> None:
         write_files(page, Path(name))
 
         def block(match: re.Match[str]) -> str:
-            if match[1] == "file":
-                return match[0]
-            return match[0].replace(match[3], run(match[2], Path(name))) if match[3] else match[0]
+            head = match[0][: match.start(3) - match.start()]
+            return f"{head}{run(match[2], Path(name))}```" if match[1] == "output of" else match[0]
 
         page.write_text(BLOCK.sub(block, page.read_text()))
 

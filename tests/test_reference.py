@@ -11,23 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from reference import Namespace, Outcome, differences, join, run_reference, tensors_of
-from strategies import Program, constructs, frequencies, program_of, programs
+from strategies import Program, constructs, examples, frequencies, program_of, programs
 from tensordict import TensorDict
 from toy import ToyConfig, ToyTrainer, make
 
 from fdg.api import Actor, Agent, Learner, Trainer
 from fdg.errors import RunError
 from fdg.runtime.streams import Streams
-
-examples = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
 
 # Against a direct run, A = 1 -----------------------------------------------------------------------------------------
 
@@ -95,7 +87,7 @@ def assert_same(left: Outcome, right: Outcome) -> None:
         assert not differences(getattr(left, what), getattr(right, what), what)
 
 
-@examples
+@examples(60)
 @given(programs(actors=1))
 def test_one_actor_is_the_users_own_loop(program: Program) -> None:
     assert_same(run_reference(program.load(), program.config()), Direct(program.load(), program.config()).run())
@@ -106,7 +98,7 @@ def test_one_actor_is_the_users_own_loop(program: Program) -> None:
 
 @pytest.mark.parametrize("actors", [1, 2, 3])
 def test_generated_programs_run_and_are_deterministic(actors: int) -> None:
-    @settings(examples, max_examples=100 // actors)
+    @examples(100 // actors)
     @given(programs(actors=actors))
     def check(program: Program) -> None:
         compile(program.source, "program.py", "exec")
@@ -165,7 +157,7 @@ def test_constructs_occur_often_enough(actors: int, wanted: dict[str, int]) -> N
 def test_hypothesis_draws_the_same_variety() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(examples, max_examples=100)
+    @examples(100)
     @given(programs(actors=2))
     def count(program: Program) -> None:
         seen.update(set(program.features) | constructs(program))
@@ -247,9 +239,8 @@ class Joins(KnownTrainer):
         td = self.msrl.env_step(self.msrl.agent_act(td))
         self.msrl.log(2, td["x"], both=self.msrl.gather([td["x"], td["x"] * 2]))
         TALLY += 1
-        self.msrl.log(
-            3, self.msrl.agent_learn(td["x"] * 0 + 5), drawn=random.random(), tally=TALLY
-        )  # varying: agent_learn.0
+        learned = self.msrl.agent_learn(td["x"] * 0 + 5)  # varying: agent_learn.0
+        self.msrl.log(3, learned, drawn=random.random(), tally=TALLY)
         total = float(td["x"].sum())
         self.msrl.log(4, total, all=self.msrl.all(td["x"] > 1), any=self.msrl.any(td["x"] > 12))
         self.msrl.log(5, mean=self.msrl.mean(td["x"]), sum=self.msrl.sum(td["x"]), numbers=self.msrl.sum(total))

@@ -170,19 +170,26 @@ class Connect:
         return self.assign(statement, state, HERE | self.result.get(method.key, frozenset()))
 
     def region(self, plan: RegionPlan, state: Makers) -> Makers:
+        aliases = plan.method.summary.aliases
+        lent: set[str] = set()
         for port in plan.inputs:
             for maker in self.made(state, port.name):
                 if maker != plan.fragment:
                     self.add(maker, plan.fragment, port.name, port.varying)
+                if maker == DRIVER:
+                    lent.add(aliases.find(port.name))
         for name in plan.restores:
             makers = self.made(state, name)
             if DRIVER in makers:
                 self.add(plan.fragment, DRIVER, name)
             state = self.set(state, name, makers | {plan.fragment})
         for port in plan.outputs:
-            if port.how == "value":
+            # What the region returns may be the driver's own object again.
+            back = aliases.find(port.name) in lent
+            if port.how == "value" or back:
                 self.add(plan.fragment, DRIVER, port.name)
-            state = self.set(state, port.name, HERE if port.how == "value" else frozenset({plan.fragment}))
+            stays = frozenset({plan.fragment}) if port.how == "resident" else frozenset()
+            state = self.set(state, port.name, stays | (HERE if port.how == "value" or back else frozenset()))
         return state
 
     def each(self, statement: Statement, state: Makers) -> Makers:

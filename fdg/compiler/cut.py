@@ -476,7 +476,8 @@ class Interfaces:
             outputs |= mutated
             mutated = set()
         else:
-            mutated |= effects.mutates & set(method.parameters) & local
+            # Objects that other methods may know under other names: what is done to them must be seen there.
+            mutated |= effects.mutates & (set(method.parameters) | self.attributes) & local
         # What the region may leave unassigned keeps its old value: at the driver, or, where each actor (or each copy of
         # self) has its own, by travelling through the region.
         weak = outputs - effects.strong

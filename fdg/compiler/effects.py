@@ -55,6 +55,27 @@ class Value:
 
     kind: Kind = "unknown"
     roots: set[str] = field(default_factory=set)
+    parts: tuple[Value, ...] | None = None
+    """Of a tuple written out: what is known of each part."""
+
+
+def join_values(left: Value, right: Value) -> Value:
+    parts = None
+    if left.kind is None and not left.roots:
+        parts = right.parts
+    elif left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
+        parts = tuple(map(join_values, left.parts, right.parts))
+    return Value(join_kinds(left.kind, right.kind), left.roots | right.roots, parts)
+
+
+def annotated_kind(annotation: cst.Annotation | None) -> Kind:
+    """What a type hint says of a value; None when it says nothing we use."""
+    name = dotted(annotation.annotation) if annotation is not None else None
+    last = (name or "").rpartition(".")[2]
+    if last in ("int", "float", "bool", "str"):
+        return "scalar"
+    return "data" if last in ("Tensor", "TensorDict", "TensorDictBase", "ndarray") else None
+
 
 
 class Aliases:
@@ -89,6 +110,13 @@ class Summary:
     returns: Value = field(default_factory=lambda: Value(None))
     shared: list[set[str]] = field(default_factory=list)
     """Groups of parameters, attributes and the result that may share objects after the call."""
+    given: dict[str, Kind] = field(default_factory=dict)
+    """Kinds of the arguments that callers pass; `found` collects those of the current round."""
+    found: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    locals: set[str] = field(default_factory=set)
+    imports: dict[str, str] = field(default_factory=dict)
+    aliases: Aliases = field(default_factory=Aliases)
 
     def fingerprint(self) -> Any:
         effects = self.effects
@@ -112,9 +140,16 @@ class Analysis:
         self.methods: dict[tuple[str, str], Method] = {}
         self.functions: dict[tuple[str, str], Method] = {}
         self.kinds: dict[str, Kind] = {}
-        """Kinds of the trainer's attributes."""
+        """Kinds of the trainer's attributes, as far as the last round knew; `found` collects those of this round."""
+        self.found: dict[str, Kind] = {}
         self.changed = False
-        self.state_names: set[str] = set()
+        self.assigned = {
+            f"self.{target.attr.value}"
+            for owner in trainer.bases
+            for node in find(owner.node, cst.AssignTarget, cst.AnnAssign, cst.AugAssign)
+            for target in find(node.target, cst.Attribute)
+            if isinstance(target.value, cst.Name)
+        }
         found = trainer.find("train")
         if found is None:
             raise trainer.module.origin(trainer.bases[0].node).error(
@@ -124,10 +159,18 @@ class Analysis:
         for owner in trainer.bases:
             if "__init__" in owner.methods:
                 self.need(owner, owner.methods["__init__"])
+        # Rounds of an ordinary fixpoint: each is computed from what the round before knew, beginning with nothing.
         for _ in range(100):
             self.changed = False
+            self.found = {}
             for method in [*self.methods.values(), *self.functions.values()]:
                 self.analyse(method)
+            for method in [*self.methods.values(), *self.functions.values()]:
+                summary = method.summary
+                self.changed |= summary.given != summary.found
+                summary.given, summary.found = summary.found, {}
+            self.changed |= self.kinds != self.found
+            self.kinds = self.found
             if not self.changed:
                 break
         for method in self.methods.values():
@@ -173,13 +216,12 @@ class Analysis:
             self.changed = True
 
     def attribute_kind(self, name: str) -> Kind:
-        return "config" if name == "self.config" else self.kinds.get(name)
+        if name == "self.config":
+            return "config"
+        return self.kinds.get(name) if name in self.assigned else "unknown"
 
     def learn_kind(self, name: str, kind: Kind) -> None:
-        joined = join_kinds(self.kinds.get(name), kind)
-        if joined != self.kinds.get(name):
-            self.kinds[name] = joined
-            self.changed = True
+        self.found[name] = join_kinds(self.found.get(name), kind)
 
 
 def _plain_body(bearing: Bearing, method: Method) -> list[Statement]:
@@ -230,7 +272,7 @@ class Evaluator:
         self.analysis, self.method = analysis, method
         self.module = method.owner.module
         self.aliases = Aliases()
-        self.kinds: dict[str, Kind] = getattr(method.summary, "kinds", {})
+        self.kinds: dict[str, Kind] = {}
         self.locals = set(method.parameters) | _bound_names(method.body)
         self.imports: dict[str, str] = {}
         self.globals: set[str] = set()
@@ -251,10 +293,20 @@ class Evaluator:
             elif isinstance(node, cst.Nonlocal):
                 raise statement.origin.error("`nonlocal` cannot be projected", "an attribute of self")
         self.locals -= self.globals | set(self.imports)
-        for name in self.method.parameters:
-            self.kinds.setdefault(name, None)
-        for statement in self.method.body:
-            self.statement(statement)
+        self.kinds = dict(self.method.summary.given)
+        params = self.method.node.params
+        for parameter in (*params.posonly_params, *params.params, *params.kwonly_params):
+            name, told = parameter.name.value, annotated_kind(parameter.annotation)
+            if parameter.default is not None:
+                self.kinds[name] = join_kinds(self.kinds.get(name), self.quiet(parameter.default).kind)
+            if told is not None:
+                self.kinds[name] = told
+        for star in (params.star_arg, params.star_kwarg):
+            if isinstance(star, cst.Param):
+                self.kinds[star.name.value] = ("container", "unknown")
+        for _ in range(2):  # what a loop assigns below is known when it comes round again
+            for statement in self.method.body:
+                self.statement(statement)
         self.summarise()
 
     def summarise(self) -> None:
@@ -276,15 +328,25 @@ class Evaluator:
         effects.writes = {name for name in total.writes if name.startswith(("self.", "global "))}
         effects.mutates = {name for name in mutated if name.startswith("self.")}
         summary.effects = effects
-        summary.returns = Value(
-            self.returned.kind,
-            {n for n in self.aliases.classes(self.returned.roots) if n in parameters or n.startswith("self.")},
-        )
+        summary.returns = self.outside(self.returned, parameters)
+        told = annotated_kind(self.method.node.returns)
+        if told == "scalar":
+            summary.returns = Value("scalar")
+        elif told is not None:
+            summary.returns.kind = told
         summary.shared = [group for group in groups.values() if len(group) > 1]
-        summary.aliases = self.aliases  # type: ignore[attr-defined]
-        summary.kinds = self.kinds  # type: ignore[attr-defined]
-        summary.imports = self.imports  # type: ignore[attr-defined]
-        summary.locals = self.locals  # type: ignore[attr-defined]
+        summary.aliases = self.aliases
+        summary.kinds = self.kinds
+        summary.imports = self.imports
+        summary.locals = self.locals
+
+    def outside(self, value: Value, parameters: set[str]) -> Value:
+        """A value in terms of what a caller knows: parameters and attributes."""
+        if value.kind == "scalar":
+            return Value("scalar")
+        roots = {name for name in self.aliases.classes(value.roots) if name in parameters or name.startswith("self.")}
+        parts = None if value.parts is None else tuple(self.outside(part, parameters) for part in value.parts)
+        return Value(value.kind, roots, parts)
 
     # statements ------------------------------------------------------------------------------------------------------
 
@@ -364,7 +426,7 @@ class Evaluator:
             self.bind(node.target, Value(kind, current.roots | value.roots))
         elif isinstance(node, cst.Return):
             value = self.expression(node.value) if node.value is not None else Value("scalar")
-            self.returned = Value(join_kinds(self.returned.kind, value.kind), self.returned.roots | value.roots)
+            self.returned = join_values(self.returned, value)
             self.aliases.unite(value.roots | {"<result>"} if value.roots else set())
         elif isinstance(node, cst.Del):
             for target in (
@@ -422,6 +484,9 @@ class Evaluator:
                 self.aliases.unite({name} | value.roots)
         elif isinstance(target, (cst.Tuple, cst.List)):
             items = source.elements if isinstance(source, (cst.Tuple, cst.List)) else None
+            starred = any(isinstance(entry, cst.StarredElement) for entry in target.elements)
+            if starred or (items and any(isinstance(item, cst.StarredElement) for item in items)):
+                items = None
             for index, entry in enumerate(target.elements):
                 inner = entry.value
                 if (
@@ -430,6 +495,8 @@ class Evaluator:
                     and not isinstance(entry, cst.StarredElement)
                 ):
                     self.bind(inner, self.quiet(items[index].value), items[index].value)
+                elif value.parts is not None and len(value.parts) == len(target.elements) and not starred:
+                    self.bind(inner, value.parts[index])
                 elif isinstance(entry, cst.StarredElement):
                     self.bind(inner, Value(("container", element(value.kind)), value.roots))
                 else:
@@ -536,7 +603,7 @@ class Evaluator:
         if (
             value is not None
             and name not in self.module.state
-            and name not in self.analysis.state_names
+           
             and _constant(value)
         ):
             return Value("scalar")
@@ -632,13 +699,14 @@ class Evaluator:
         return Value(value.kind, value.roots | {cst.ensure_type(node.target, cst.Name).value})
 
     def _display(self, node: cst.CSTNode) -> Value:
+        values = [self.expression(part) for part in subexpressions(node)]
         kind: Kind = None
         roots: set[str] = set()
-        for part in subexpressions(node):
-            value = self.expression(part)
+        for value in values:
             kind = join_kinds(kind, value.kind)
             roots |= value.roots if value.kind != "scalar" else set()
-        return Value(("container", kind), roots)
+        plain = isinstance(node, cst.Tuple) and not any(isinstance(item, cst.StarredElement) for item in node.elements)
+        return Value(("container", kind), roots, tuple(values) if plain else None)
 
     on_List = on_Tuple = on_Set = on_Dict = _display
 
@@ -727,7 +795,8 @@ class Evaluator:
         marks = {qualified_name(dotted(d.decorator) or "", module) for d in function.decorators}
         if marks & {"fdg.pure", "fdg.api.pure"}:
             total, _ = self.arguments(node)
-            return Value("data" if total.kind in ("data", "scalar") else "unknown", total.roots)
+            told = self.analysis.function(module, name).summary.returns.kind
+            return Value("scalar") if told == "scalar" else Value(told, total.roots)
         if marks:
             return self.unknown(node, f"calls `{name}`, which is decorated")
         return self.apply(self.analysis.function(module, name).summary, list(node.args), name)
@@ -777,7 +846,8 @@ class Evaluator:
                     self.effects.joined.add(f"self.{argument.value.attr.value}")
         if operation.returns != "data":
             return Value("scalar")
-        shares = operation.component in ("env", "actor", "learner") or name == "gather"
+        # With several actors what is joined is a new value, and so is what comes of it (see MSRL.agent_learn).
+        shares = operation.per == "actor" or (operation.joins and self.analysis.actors == 1)
         return Value("data", touched if shares else set())
 
     def apply(self, summary: Summary, arguments: list[cst.Arg], name: str, method: Method | None = None) -> Value:
@@ -797,14 +867,8 @@ class Evaluator:
             for parameter in summary.parameters:
                 bound.setdefault(parameter, set()).update(loose)
                 kinds[parameter] = "unknown"
-        if method is not None or summary is not None:
-            known: dict[str, Kind] = getattr(summary, "kinds", {})
-            for parameter, kind in kinds.items():
-                joined = join_kinds(known.get(parameter), kind)
-                if joined != known.get(parameter):
-                    known[parameter] = joined
-                    self.analysis.changed = True
-            summary.kinds = known  # type: ignore[attr-defined]
+        for parameter, kind in kinds.items():
+            summary.found[parameter] = join_kinds(summary.found.get(parameter), kind)
         effects = summary.effects
         self.effects.reads |= effects.reads
         self.effects.writes |= effects.writes
@@ -825,10 +889,15 @@ class Evaluator:
                 roots |= bound.get(member, set()) if not member.startswith("self.") else {member}
             if len(roots) > 1:
                 self.aliases.unite(roots)
-        roots = set()
-        for root in summary.returns.roots:
+        return self.inside(summary.returns, bound)
+
+    def inside(self, value: Value, bound: dict[str, set[str]]) -> Value:
+        """A callee's result in terms of the caller's variables."""
+        roots: set[str] = set()
+        for root in value.roots:
             roots |= {root} if root.startswith("self.") else bound.get(root, set())
-        return Value(summary.returns.kind if summary.returns.kind is not None else "scalar", roots)
+        parts = None if value.parts is None else tuple(self.inside(part, bound) for part in value.parts)
+        return Value(value.kind if value.kind is not None else "scalar", roots, parts)
 
     def library(self, node: cst.Call, qualified: str) -> Value:
         verdict = purity.judge(qualified)
@@ -886,6 +955,10 @@ class Evaluator:
         name = function.attr.value
         value = self.expression(function.value)
         kind = value.kind
+        if kind is None:  # not known yet in this round
+            return Value(None, value.roots | self.arguments(node)[0].roots)
+        if kind == "unknown" and name in purity.READERS:
+            return Value("unknown", value.roots | self.arguments(node)[0].roots)
         if isinstance(kind, tuple) and (name in purity.CONTAINER_MUTATORS or name in purity.CONTAINER_READERS):
             total, _ = self.arguments(node)
             if name in purity.CONTAINER_MUTATORS:

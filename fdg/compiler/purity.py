@@ -106,6 +106,9 @@ DATA_FRESH = frozenset(
     "cumsum cumprod float int bool size dim numel is_contiguous nonzero softmax log_softmax sigmoid tanh clamp".split()
 )
 
+READERS = (DATA_READERS | frozenset(CONTAINER_READERS)) - {"apply", "named_apply", "type", "format"}
+"""Method names that only read, whatever the object: those of Python's containers, of tensors and TensorDicts."""
+
 Verdict = Literal["pure", "unknown", "draws"]
 
 

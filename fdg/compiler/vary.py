@@ -35,7 +35,8 @@ class Typing:
         self.attributes: set[str] = set()
         """Attributes of the trainer that are varying anywhere."""
         self.entry: dict[tuple[str, str], set[str]] = {}
-        self.result: dict[tuple[str, str], bool] = {}
+        self.result: dict[tuple[str, str], list[bool]] = {}
+        """Of each method: is what it returns varying; part by part where it returns tuples of one length."""
         self.parameters_out: dict[tuple[str, str], set[str]] = {}
         self.returns_early: dict[tuple[str, str], bool] = {}
         self.controlled: set[tuple[str, str]] = set()
@@ -83,13 +84,13 @@ class Typing:
         attributes = {name for name in head.writes | head.mutates if name.startswith("self.") and name != EVERYTHING}
         if varying:
             self.attributes |= attributes
-            return state | {name for name in head.writes | head.mutates if not name.startswith("self.")}
+            return state | {name for name in head.writes | head.mutates if not name.startswith(("self.", "global "))}
         return state - head.strong
 
     def statement(self, statement: Statement, state: set[str], control: bool) -> set[str]:
         statement.parts["in"] = set(state) | self.attributes
         head = statement.head
-        reads = head.reads | head.mutates
+        reads = head.reads
         if statement.kind == "simple":
             after = self.simple(statement, state, control, reads)
         else:
@@ -158,9 +159,7 @@ class Typing:
             if control and not self.loops[-1].varying:
                 self.loops[-1].varying = True
         elif isinstance(node, cst.Return):
-            self.result[self.method.key] = (
-                self.result.get(self.method.key, False) or control or self.is_varying(reads, state)
-            )
+            self.returned(node, state, control)
             if control and not self.returns_early.get(self.method.key):
                 self.returns_early[self.method.key] = True
                 for loop in self.loops:
@@ -176,6 +175,40 @@ class Typing:
             return self.global_call(statement, state, control, reads)
         statement.varying = control or self.is_varying(reads, state)
         return self.assign(statement, state, statement.varying)
+
+    def returned(self, node: cst.Return, state: set[str], control: bool) -> None:
+        """Note what a method returns."""
+        value = node.value
+        items = [item.value for item in value.elements] if isinstance(value, cst.Tuple) else [value]
+        if any(isinstance(item, cst.StarredElement) for item in (value.elements if isinstance(value, cst.Tuple) else ())):
+            items = [value]
+        parts = [control or (item is not None and self.is_varying(names_in(item, self.method), state)) for item in items]
+        known = self.result.get(self.method.key)
+        if known is None:
+            self.result[self.method.key] = parts
+        elif len(known) == len(parts):
+            self.result[self.method.key] = [old or new for old, new in zip(known, parts, strict=True)]
+        else:
+            self.result[self.method.key] = [any(known) or any(parts)]
+
+    def bind_result(self, statement: Statement, state: set[str], parts: list[bool]) -> set[str]:
+        """Give a helper's results to the variables that take them."""
+        node = statement.parts["node"]
+        targets = node.targets if isinstance(node, cst.Assign) else []
+        for target in targets:
+            inner = target.target
+            if isinstance(inner, cst.Tuple) and len(inner.elements) == len(parts) and isinstance(node.value, cst.Call):
+                pairs = [(entry.value, part) for entry, part in zip(inner.elements, parts, strict=True)]
+            else:
+                pairs = [(inner, any(parts))]
+            for place, part in pairs:
+                names = names_in(place, self.method)
+                if part:
+                    self.attributes |= {name for name in names if name.startswith("self.")}
+                    state = state | {name for name in names if not name.startswith("self.")}
+                else:
+                    state = state - names
+        return state
 
     def global_call(self, statement: Statement, state: set[str], control: bool, reads: set[str]) -> set[str]:
         head = statement.head
@@ -204,7 +237,7 @@ class Typing:
                     known.add(parameter)
             if control:
                 self.controlled.add(method.key)
-            result = self.result.get(method.key, False)
+            result = self.result.get(method.key, [False])
             touched = self.parameters_out.get(method.key, set())
             grown = {name for parameter in touched for name in arguments.get(parameter, set())} & statement.head.mutates
             operations = [OPERATIONS[name] for name in statement.head.calls]
@@ -221,9 +254,7 @@ class Typing:
                 )
             state = state | {name for name in grown if not name.startswith("self.")}
             self.attributes |= {name for name in grown if name.startswith("self.")}
-            if result or control:
-                return state | {name for name in statement.head.strong if not name.startswith("self.")}
-            return state - statement.head.strong
+            return self.bind_result(statement, state, [True] if control else result)
         statement.varying = varying
         return self.assign(statement, state, varying)
 
@@ -257,3 +288,12 @@ def find_helper_call(
                 arguments.setdefault(key, set()).update(names)
         return called, arguments
     return None
+
+
+def names_in(node: cst.CSTNode, method: Method) -> set[str]:
+    """Variables that occur in an expression."""
+    found = set()
+    for inner in find(node, cst.Name, cst.Attribute):
+        head, *rest = (dotted(inner) or "").split(".")
+        found.add(f"self.{rest[0]}" if head == method.self_name and rest else head)
+    return found - {"", method.self_name}
