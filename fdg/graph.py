@@ -27,13 +27,15 @@ DRIVER = "driver"
 class Port:
     """A value at a region's border.
 
-    `how`: `value` travels with the call, `resident` stays in the fragment and the driver holds a handle to it.
+    `how`: of a `value` the driver gets a copy with the reply, a `resident` one stays where it is. Either way an object
+    stays in its fragment and the driver holds a handle to it; what is `plain` (a number, a string) has no handle.
     """
 
     name: str
     how: Literal["value", "resident"] = "value"
     varying: bool = False
     maybe_unbound: bool = False
+    plain: Literal["yes", "maybe", "no"] = "no"
 
 
 @dataclass

@@ -22,7 +22,7 @@ from fdg.errors import GraphError
 from fdg.graph import DRIVER, Graph, Port, Region
 from fdg.msrl import MSRL
 from fdg.runtime.inprocess import Instance
-from fdg.runtime.values import UNBOUND, Handle, Return, Varying, copied, join, nbytes
+from fdg.runtime.values import ATOMS, UNBOUND, Handle, Return, Varying, copied, join, nbytes
 
 InstanceKey = tuple[str, str, int]
 
@@ -79,17 +79,14 @@ class Coordinator:
         return self.run(instance, region, own)
 
     def run(self, instance: Instance, region: Region, inputs: dict[str, Any]) -> Any:
-        memo: dict[int, Any] = {}
-        resolved = {argument(name): self.enter(instance, name, value, memo) for name, value in inputs.items()}
+        lent: dict[int, Any] = {}
+        others: dict[int, Any] = {}
+        resolved = {argument(name): self.enter(instance, name, value, lent, others) for name, value in inputs.items()}
+        instance.store.epoch += 1
         result = instance.call(region.name, resolved)
         results = (result,) if len(region.outputs) == 1 else result or ()
-        back = Return(
-            {
-                key: pair
-                for key, pair in memo.items()
-                if (self.turn is None and region.per != "actor") or self.actors == 1
-            }
-        )
+        # An object that several actors got a copy of is nobody's own any more.
+        back = Return(lent if self.turn is not None or region.per != "actor" or self.actors == 1 else {})
         for name in region.restores:
             self.come_back(instance, name, inputs[name], resolved[argument(name)], back)
         outputs = tuple(
@@ -97,20 +94,24 @@ class Coordinator:
         )
         return outputs[0] if len(outputs) == 1 else outputs or None
 
-    def enter(self, instance: Instance, name: str, value: Any, memo: dict[int, Any]) -> Any:
-        """A value on its way into a fragment: resident already, or copied over an edge."""
+    def enter(
+        self, instance: Instance, name: str, value: Any, lent: dict[int, Any], others: dict[int, Any]
+    ) -> Any:
+        """A value on its way into a fragment: resident already, or copied over an edge.
+
+        `lent` remembers the driver's objects and their copies, `others` those of other fragments.
+        """
         if value is UNBOUND:
             return value
         if isinstance(value, Varying):
-            return Varying(self.enter(instance, name, item, memo) for item in value)
-        if isinstance(value, Handle):
-            if value.store is instance.store:
-                return value.value
-            source, value = value.store.owner, value.value
-        else:
-            source = DRIVER
-        self.cross(source, instance.fragment, name, value)
-        return copied(value, memo)
+            return Varying(self.enter(instance, name, item, lent, others) for item in value)
+        if not isinstance(value, Handle):
+            self.cross(DRIVER, instance.fragment, name, value)
+            return copied(value, lent)
+        if value.store is instance.store:
+            return value.value
+        self.cross(value.store.owner, instance.fragment, name, value.value)
+        return copied(value.value, lent if value.store.owner == DRIVER else others)
 
     def leave(self, instance: Instance, port: Port, value: Any, back: Return) -> Any:
         if value is UNBOUND:
@@ -119,19 +120,24 @@ class Coordinator:
             # The driver's own object, on its way back: it stays the driver's, under all its names.
             self.cross(instance.fragment, DRIVER, port.name, value)
             return back.value(value)
-        if port.how == "resident":
-            return instance.store.keep(value)
-        self.cross(instance.fragment, DRIVER, port.name, value)
-        return back.value(value)
+        if port.plain == "yes" or (port.plain == "maybe" and isinstance(value, ATOMS)):
+            self.cross(instance.fragment, DRIVER, port.name, value)
+            return back.value(value)
+        handle = instance.store.keep(value)
+        if port.how == "value":
+            self.cross(instance.fragment, DRIVER, port.name, value)
+            handle.read()
+        return handle
 
     def come_back(self, instance: Instance, name: str, given: Any, inside: Any, back: Return) -> None:
         """An object that a region may have changed: the driver's changes too; a handle moves to where it is newest."""
         if given is UNBOUND or isinstance(given, Varying):
             return
         if isinstance(given, Handle):
-            if given.store is not instance.store:
-                given.move(instance.store.keep(inside))
-            return
+            if given.store.owner != DRIVER:
+                if given.store is not instance.store:
+                    given.move(instance.store.keep(inside))
+                return
         self.cross(instance.fragment, DRIVER, name, inside)
         back.value(inside)
 
@@ -184,7 +190,7 @@ class DriverMSRL(MSRL):
         for name in coordinator.graph.fragments:
             setattr(self, name, Group(coordinator, name))
 
-    def each_actor(self, function: Callable[..., Any], **inputs: Any) -> Any:
+    def each_actor(self, function: Callable[..., Any], outputs: int, **inputs: Any) -> Any:
         """Run a per-actor statement at the driver, once per actor, in actor order."""
         coordinator = self._coordinator
         results = []
@@ -199,15 +205,17 @@ class DriverMSRL(MSRL):
                 results.append(function(**own))
             finally:
                 coordinator.turn = None
-        if not isinstance(results[0], tuple):
+        if outputs == 1:
             return Varying(results)
+        if not outputs:
+            return None
         return tuple(Varying(values) for values in zip(*results, strict=True))
 
     def fetch(self, value: Any) -> Any:
         """A copy to read of what a handle stands for; anything else as it is."""
         if isinstance(value, Varying):
             return Varying(self.fetch(item) for item in value)
-        return copied(value.value, {}) if isinstance(value, Handle) else value
+        return value.read() if isinstance(value, Handle) else value
 
     def take(self, value: Any) -> Any:
         """Bring an object to the driver, which is about to change it: all its names now mean the driver's object."""

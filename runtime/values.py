@@ -55,6 +55,8 @@ class Store:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        self.epoch = 0
+        """Counts region calls: copies made before the last one may be out of date."""
         self.objects: dict[int, Any] = {}
         self._keys: dict[int, int] = {}
         self._held: dict[int, int] = {}
@@ -88,14 +90,23 @@ class Handle:
 
     def __init__(self, store: Store, key: int) -> None:
         self.store, self.key = store, key
+        self.cached: Any = None
+        """(epoch, copy): what the driver may read without asking, until the fragment runs again."""
         store.hold(key, self)
 
     @property
     def value(self) -> Any:
         return self.store.objects[self.key]
 
+    def read(self) -> Any:
+        """A copy to read."""
+        if self.cached is None or self.cached[0] != self.store.epoch:
+            self.cached = (self.store.epoch, copied(self.value, {}))
+        return self.cached[1]
+
     def move(self, other: Handle) -> None:
         """From now on stand for the object that `other` stands for."""
+        self.cached = None
         other.store.hold(other.key, self)
         self.store.release(self.key)
         self.store, self.key = other.store, other.key
@@ -120,7 +131,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
         if isinstance(value, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
     elif isinstance(value, TensorDictBase):
-        new = value.apply(copied_tensor)
+        new = value.apply(lambda leaf: copied(leaf, memo))
     elif isinstance(value, np.ndarray):
         new = value.copy()
     elif type(value) is tuple:
@@ -201,17 +212,19 @@ class Return:
         if isinstance(old, torch.Tensor):
             if old.shape == new.shape and old.dtype == new.dtype:
                 with torch.no_grad():
-                    old.copy_(new)
+                    if not torch.equal(old, new):
+                        old.copy_(new)
             else:
                 old.data = new.detach().clone()
         elif isinstance(old, TensorDictBase):
-            fresh = new.detach().clone()
-            for key in list(old.keys()):
-                if key not in fresh.keys():  # noqa: SIM118 (a TensorDict's `in` wants keys())
-                    old.pop(key)
-            if old.batch_size != fresh.batch_size:
-                old.batch_size = fresh.batch_size
-            old.update(fresh)
+            leaves = {key: self.value(leaf) for key, leaf in new.items(True, True)}
+            for key in list(old.keys(True, True)):
+                if key not in leaves:
+                    del old[key]
+            if old.batch_size != new.batch_size:
+                old.batch_size = new.batch_size
+            for key, leaf in leaves.items():
+                old.set(key, leaf)
         elif isinstance(old, np.ndarray):
             if old.shape != new.shape:
                 old.resize(new.shape, refcheck=False)

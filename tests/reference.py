@@ -69,6 +69,8 @@ class Outcome:
     """The data in the trainer's modules and classes at the end (actor 0's), as `Namespace(trainer_class).flat()`."""
     stdout: str
     """What was printed (by actor 0)."""
+    progress: list[tuple[int, int]] = field(default_factory=list)
+    """(frames, finished episodes) of all actors at each `log`."""
     learner: Any = None
     """The learner itself (actor 0's)."""
     actors: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
@@ -123,6 +125,55 @@ def default_environment(config: Any, seed: int) -> Any:
     return make_env(config.env, config.envs, seed)
 
 
+def mismatches(outcome: Outcome, result: Any, trainer_class: type[Trainer]) -> list[str]:
+    """Where a `fdg.launch` result differs from the reference, in words; empty if it is the same to the bit.
+
+    Compares logs (as the numbers that a run keeps of them), counts, parameters, the returned value, the trainer's
+    attributes and the data in its modules.
+    """
+    seen = [(row["iteration"], row["values"]) for row in result.history]
+    found = differences([(int(record["step"]), plain(record)) for record in outcome.logs], seen, "logs")
+    found += differences(outcome.progress, [(row["frames"], row["episodes"]) for row in result.history], "progress")
+    known = {name: outcome.params[name] for name in result.parameters if name in outcome.params}
+    found += differences(known, {name: value.detach() for name, value in result.parameters.items()}, "params")
+    found += differences(outcome.returned, result.returned, "returned")
+    found += differences(outcome.globals, Namespace(trainer_class).flat(), "globals")
+    mine = {name: value for name, value in vars(result.trainer).items() if name not in ("msrl", "config")}
+    if set(mine) != set(outcome.attributes):
+        return [*found, f"attributes: {sorted(outcome.attributes)} and {sorted(mine)}"]
+    for name, value in mine.items():
+        each = [attributes[name] for _, attributes in outcome.actors]
+        as_global = differences(each[0], value, f"self.{name}")
+        if as_global and len(each) > 1:  # a varying attribute is joined when the run ends
+            rows = next((len(leaf) for leaf in leaves(each) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
+            as_global = differences(join(each, rows, name), value, f"self.{name}")
+        found += as_global
+    return found
+
+
+def plain(record: dict[str, Any]) -> dict[str, float]:
+    """A log record as a run keeps it: numbers; of a tensor or a list its mean; of a dict each entry."""
+    numbers: dict[str, float] = {}
+
+    def put(name: str, item: Any) -> None:
+        if isinstance(item, TensorDictBase):
+            item = item.to_dict()
+        if isinstance(item, dict):
+            for key, inner in item.items():
+                put(f"{name}/{key}" if name else str(key), inner)
+        elif isinstance(item, torch.Tensor):
+            numbers[name or "loss"] = float(item if item.numel() == 1 else item.double().mean())
+        elif isinstance(item, (bool, int, float)):
+            numbers[name or "loss"] = float(item)
+        elif isinstance(item, (list, tuple)) and item and all(isinstance(part, (bool, int, float)) for part in item):
+            numbers[name or "loss"] = sum(map(float, item)) / len(item)
+
+    for key, item in record.items():
+        if key != "step":
+            put("" if key == "value" else key, item)
+    return numbers
+
+
 # Replicas ----------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +201,7 @@ class World:
     def __init__(self, deadline: float, limit: int, config: Any, make_environment: Callable[[Any, int], Any]) -> None:
         self.deadline, self.limit, self.config, self.make_environment = deadline, limit, config, make_environment
         self.replicas: list[Replica] = []
+        self.progress: list[tuple[int, int]] = []
 
     def run(self) -> None:
         """Give each replica its turn, to its next global call, until all have returned."""
@@ -167,6 +219,10 @@ class World:
                     raise RunError(f"global call under a varying condition: {where}")
                 if first.operation == "return":
                     return
+                if first.operation == "log":
+                    worlds = [replica.environment for replica in self.replicas]
+                    frames = sum(getattr(world, "frames", 0) for world in worlds)
+                    self.progress.append((frames, sum(len(getattr(world, "episodes", ())) for world in worlds)))
                 # Snapshots, since the first to go on may change what the others still have to read.
                 alone = len(arrivals) == 1
                 values = [arrival.value if alone else snapshot(arrival.value) for arrival in arrivals]
@@ -194,6 +250,7 @@ class World:
             attributes=first.attributes(),
             globals=first.window.final,
             stdout=first.window.printed.getvalue(),
+            progress=self.progress,
             learner=first.agent.learner,
             actors=[(replica.returned, replica.attributes()) for replica in self.replicas],
         )
@@ -318,7 +375,8 @@ class Replica:
     def agent_learn(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._joined("agent_learn", args, kwargs)
         with self.streams.of("learner", 0):
-            return self._unnamed(self.agent.learner.learn(*args, **kwargs))
+            result = self.agent.learner.learn(*args, **kwargs)
+        return self._unnamed(result.detach() if isinstance(result, torch.Tensor) and result.requires_grad else result)
 
     def replay_buffer_insert(self, td: Any) -> None:
         parts = self._meet("replay_buffer_insert", td)

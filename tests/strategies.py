@@ -28,6 +28,7 @@ import importlib
 import itertools
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -45,8 +46,7 @@ CALLS = 150
 """Component calls a program may make at most, counted over all loops."""
 VARYING = ("vnum", "vector", "vectors", "td", "tds")
 
-HEADER = '''\
-"""A generated trainer."""
+HEADER = """\
 import contextlib
 import random
 
@@ -59,7 +59,8 @@ COUNTER = 0
 HISTORY = [{history}]
 TABLE = {{"n": {n}, "m": 1}}
 
-
+"""
+FUNCTIONS = """
 def bump(by=1):
     global COUNTER
     COUNTER = (COUNTER * 3 + by) % 1009
@@ -96,27 +97,21 @@ def scope(name):
 
 
 class Decoy:
-    """Its methods are named like component calls, and are none."""
+    calls = 0
 
-    def __init__(self):
-        self.calls = 0
-
-    def agent_act(self, x):
+    def agent_act(self, x):  # named like a component call, and none
         self.calls += 1
         return (x + self.calls) % 17
 
     def log(self, *args):
         HISTORY.append(len(args))
 
-
 DECOY = Decoy()
 
 
 def start(td):
 {start}    return td
-
-
-'''
+"""
 
 
 # Choices -----------------------------------------------------------------------------------------------------------
@@ -335,18 +330,23 @@ class Maker:
         ancestor = "class Base(ToyTrainer):\n" + "\n\n".join([init, *base_methods]) + "\n" if based else ""
         if split:
             self.f("base in another file")
-            source = self.header() + own
-            source = source.replace("from toy import", "from base import Base\nfrom toy import", 1)
-            base = self.header() + ancestor
+            source = self.header(own).replace("from toy import", "from base import Base\nfrom toy import", 1) + own
+            base = self.header(ancestor) + ancestor
         else:
-            source, base = self.header() + (f"{ancestor}\n\n" if based else "") + own, ""
+            classes = (f"{ancestor}\n\n" if based else "") + own
+            source, base = self.header(classes) + classes, ""
         return Program(source, base, self.actors, c.between(1, 3), c.between(0, 9), self.features)
 
-    def header(self) -> str:
+    def header(self, body: str) -> str:
+        """Imports, module data, and those module functions that the classes below use."""
         c = self.c
         start = "".join(f"    {line}\n" for line in self.columns("td"))
         history = ", ".join(str(c.between(0, 9)) for _ in range(c.between(0, 2)))
-        return HEADER.format(history=history, n=c.between(1, 5), modulus=c.pick([101, 37, 61]), start=start)
+        filled = {"history": history, "n": c.between(1, 5), "modulus": c.pick([101, 37, 61]), "start": start}
+        functions = FUNCTIONS.format(**filled).strip("\n").split("\n\n\n")
+        named = [(re.search(r"^(?:def|class) (\w+)", text, re.MULTILINE), text) for text in functions]
+        used = [text for name, text in named if name and re.search(rf"\b{name.group(1)}\b", body, re.IGNORECASE)]
+        return "\n\n\n".join([HEADER.format(**filled).rstrip("\n"), *used, ""])
 
     def init(self) -> str:
         c = self.c

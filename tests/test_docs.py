@@ -87,7 +87,9 @@ def test_the_example_trains_alike_under_every_policy(folder: Path) -> None:
     write_files(ROOT / "docs" / "writing-algorithms.md", folder)
     module = import_file(str(folder / "actor_critic.py"))
     for actors in (1, 2):
-        assert_policies_equal(module.ActorCritic, POLICIES, actors=actors, envs=2, iterations=3, steps=5, evaluate_every=2)
+        assert_policies_equal(
+            module.ActorCritic, POLICIES, actors=actors, envs=2, iterations=3, steps=5, evaluate_every=2
+        )
 
 
 @pytest.mark.parametrize(

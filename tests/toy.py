@@ -262,7 +262,13 @@ class ToyConfig(Config):
 
 
 class ToyTrainer(Trainer):
-    """A trainer of toy components; a subclass writes `train`."""
+    """A trainer of toy components; a subclass writes `train`.
+
+    Any other trainer runs at the cost of integers when it borrows the two methods, with `env=make` in its config:
+
+        class ToyDQN(DQN):
+            agent, replay_buffer = ToyTrainer.agent, ToyTrainer.replay_buffer
+    """
 
     config: ToyConfig
 
@@ -273,11 +279,4 @@ class ToyTrainer(Trainer):
     def replay_buffer(self, spec: Any) -> Any:
         from fdg.runtime.replay import ReplayBuffer
 
-        return ReplayBuffer(self.config.capacity)
-
-
-def with_toys(trainer: type[Trainer]) -> type[Trainer]:
-    """`trainer` with toy components in the place of its own: its `train` at the cost of integers."""
-    return type(
-        f"Toy{trainer.__name__}", (ToyTrainer, trainer), {"train": trainer.train, "__module__": trainer.__module__}
-    )
+        return ReplayBuffer(getattr(self.config, "capacity", 24))

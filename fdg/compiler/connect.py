@@ -99,7 +99,8 @@ class Connect:
         reads = statement.head.reads | statement.head.mutates
         if EVERYTHING in reads:
             reads = reads | set(self.attributes)
-        for name in reads - passed:
+        wanted = reads if statement.head.calls and not statement.head.helpers else reads - passed
+        for name in wanted:
             self.read(state, name)
         for name in self.handles.taken(statement, self.method):
             # The object is the driver's from here on, under all its names.
@@ -188,8 +189,11 @@ class Connect:
             back = aliases.find(port.name) in lent
             if port.how == "value" or back:
                 self.add(plan.fragment, DRIVER, port.name)
-            stays = frozenset({plan.fragment}) if port.how == "resident" else frozenset()
-            state = self.set(state, port.name, stays | (HERE if port.how == "value" or back else frozenset()))
+            # A number, and a value that may be one, comes to the driver; an object stays, the driver has a handle.
+            if port.plain != "no":
+                self.add(plan.fragment, DRIVER, port.name)
+            here = HERE if back or port.plain != "no" else frozenset()
+            state = self.set(state, port.name, here | (frozenset() if port.plain == "yes" else {plan.fragment}))
         return state
 
     def each(self, statement: Statement, state: Makers) -> Makers:

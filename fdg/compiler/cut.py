@@ -18,7 +18,7 @@ from fdg.compiler import purity
 from fdg.compiler.effects import Analysis
 from fdg.compiler.flow import Exits, Liveness, certainly_bound, full_uses, strongly_writes, total
 from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
-from fdg.compiler.lower import Method, method_call
+from fdg.compiler.lower import Method, method_call, operation_of
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import dotted
 from fdg.compiler.tree import code, find
@@ -381,7 +381,8 @@ def direct_nodes(statement: Statement, analysis: Analysis, method: Method) -> li
             values = [value] if all(plain_target(target.target) for target in node.targets) else []
         if isinstance(value, cst.Call):
             target = method_call(value, method, analysis.trainer)
-            if target is not None and analysis.bearing.method_bears(*target):
+            bears = target is not None and analysis.bearing.method_bears(*target)
+            if bears or operation_of(value, method) is not None:  # a helper, or one of the driver's own operations
                 values = [argument.value for argument in value.args if not argument.star]
     return [value for value in values if variable(value, method)]
 
@@ -453,6 +454,8 @@ class Interfaces:
             if statement.kind == "region":
                 return set(), statement.head.strong
             reads, kills = full_uses(statement)
+            if statement.head.calls and not statement.head.helpers:  # log, gather, …: the driver wants the value
+                return reads, kills
             return reads - passed_on(statement, self.analysis, method) | (reads & captured), kills
 
         Liveness(names, driver_uses, record_driver).block(method.body, set(), Exits())
@@ -510,11 +513,14 @@ class Interfaces:
         for name in sorted(outputs):
             how = "value" if name in by_value else "resident"
             self.kept += how == "resident"
-            if how == "resident" and name.startswith("self."):
+            if name.startswith("self.") and self.analysis.attribute_kind(name) != "scalar":
                 self.resident_attributes.add(name)
             sure = certain | self.certain if name in inputs or is_attribute(name) else effects.strong
             unbound = name not in sure
-            plan.outputs.append(Port(name, how, varying=name in varying_out, maybe_unbound=unbound))  # type: ignore[arg-type]
+            kind = kind_of(name, self.analysis, method)
+            plain = "yes" if kind == "scalar" else "maybe" if kind in ("unknown", None) else "no"
+            port = Port(name, how, varying=name in varying_out, maybe_unbound=unbound, plain=plain)  # type: ignore[arg-type]
+            plan.outputs.append(port)
 
     def is_written(self, name: str) -> bool:
         for method in self.analysis.methods.values():
@@ -546,6 +552,10 @@ class Interfaces:
         statement.parts["outputs"] = [Port(name, maybe_unbound=name not in certain) for name in sorted(outputs)]
 
 
+def kind_of(name: str, analysis: Analysis, method: Method) -> Any:
+    return analysis.attribute_kind(name) if is_attribute(name) else method.summary.kinds.get(name)
+
+
 def is_attribute(name: str) -> bool:
     return name.startswith("self.")
 
@@ -565,7 +575,8 @@ class Handles:
             before = len(found)
             for statement in walk(method.body):
                 if statement.kind == "region":
-                    found |= {port.name for port in statement.parts["plan"].outputs if port.how == "resident"}
+                    names = {port.name for port in statement.parts["plan"].outputs}
+                    found |= {name for name in names if kind_of(name, self.analysis, method) != "scalar"}
                 elif statement.kind == "simple":
                     handed = {variable(node, method) for node in direct_nodes(statement, self.analysis, method)}
                     if statement.head.helpers or handed & found:

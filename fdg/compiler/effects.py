@@ -15,7 +15,17 @@ import libcst as cst
 
 from fdg.compiler import purity
 from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
-from fdg.compiler.lower import Bearing, Method, is_msrl, is_super, lower, method_call, operation_of, subexpressions
+from fdg.compiler.lower import (
+    Bearing,
+    Method,
+    is_msrl,
+    is_super,
+    lower,
+    method_call,
+    operation_of,
+    spread,
+    subexpressions,
+)
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import (
     ClassSource,
@@ -583,7 +593,8 @@ class Evaluator:
                     f"call {self.method.self_name}.msrl.<operation>(…) in a method of the trainer",
                 )
             self.effects.reads.add(name)
-            return Value(self.kinds.get(name), {name})
+            kind = self.kinds.get(name)
+            return Value(kind, set() if kind == "scalar" else {name})
         if self.is_self(node):
             self.effects.reads.add(EVERYTHING)
             self.effects.mutates.add(EVERYTHING)
@@ -650,7 +661,8 @@ class Evaluator:
             self.effects.pin(f"passes the method `{name}` on")
             return Value("function", {EVERYTHING})
         self.effects.reads.add(f"self.{name}")
-        return Value(self.analysis.attribute_kind(f"self.{name}"), {f"self.{name}"})
+        kind = self.analysis.attribute_kind(f"self.{name}")
+        return Value(kind, set() if kind == "scalar" else {f"self.{name}"})
 
     def on_Subscript(self, node: cst.Subscript) -> Value:
         value = self.expression(node.value)
@@ -673,7 +685,10 @@ class Evaluator:
 
     def on_Comparison(self, node: cst.Comparison) -> Value:
         kinds = [self.expression(part).kind for part in subexpressions(node)]
-        return Value("data" if "data" in kinds else "scalar")
+        kind: Kind = "scalar"
+        for other in kinds:
+            kind = join_kinds(kind, other)
+        return Value("scalar" if isinstance(kind, tuple) else kind)
 
     def _part_optional(self, node: cst.BaseExpression) -> Value:
         """A part that is not always evaluated: what it binds is bound on some paths only."""
@@ -855,7 +870,7 @@ class Evaluator:
         bound: dict[str, set[str]] = {}
         loose: set[str] = set()
         kinds: dict[str, Kind] = {}
-        for index, argument in enumerate(arguments):
+        for index, argument in enumerate(spread(arguments)):
             value = self.expression(argument.value)
             if argument.star or (argument.keyword is None and index >= len(summary.parameters)):
                 loose |= value.roots

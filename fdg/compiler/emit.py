@@ -370,7 +370,7 @@ class Emitter:
         if outputs:
             text.add(depth + 1, f"return {', '.join(self.current(port, this) for port in outputs)}", origin)
         arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)
-        call = f"{this}.msrl.each_actor({name}{arguments})"
+        call = f"{this}.msrl.each_actor({name}, {len(outputs)}{arguments})"
         self.pack(text, depth, outputs, {port.name for port in inputs}, this, origin, call)
 
 

@@ -236,6 +236,26 @@ def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
     return found
 
 
+def spread(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
+    """Arguments with `*(a, b)` and `**{"k": v}` written out."""
+    out: list[cst.Arg] = []
+    for argument in arguments:
+        value = argument.value
+        if argument.star == "*" and isinstance(value, (cst.Tuple, cst.List)):
+            if not any(isinstance(item, cst.StarredElement) for item in value.elements):
+                out += [cst.Arg(item.value) for item in value.elements]
+                continue
+        if argument.star == "**" and isinstance(value, cst.Dict):
+            keys = [item.key if isinstance(item, cst.DictElement) else None for item in value.elements]
+            names = [key.evaluated_value if isinstance(key, cst.SimpleString) else None for key in keys]
+            if all(isinstance(name, str) and name.isidentifier() for name in names):
+                for name, item in zip(names, value.elements, strict=True):
+                    out.append(cst.Arg(item.value, keyword=cst.Name(str(name)), equal=cst.AssignEqual()))
+                continue
+        out.append(argument)
+    return out
+
+
 class Lowering:
     """Turns one method's body into statements."""
 
@@ -457,6 +477,7 @@ class Lowering:
         name = operation_of(node, self.method)
         if name is not None and name not in OPERATIONS:
             raise origin.error(f"self.msrl has no operation {name!r}", did_you_mean(name, OPERATIONS))
+        node = node.with_changes(args=[item.with_changes(comma=cst.MaybeSentinel.DEFAULT) for item in spread(node.args)])
         call = cst.ensure_type(self.sequence(node, origin, out), cst.Call)
         joins = name is not None and OPERATIONS[name].joins
         apart = (origin.file, origin.line, origin.column) in self.spill_at

@@ -14,7 +14,7 @@ tuple zip""".split()
 _BUILTINS_FRESH = """abs all any ascii bin bool bytes callable chr complex divmod float format hash hex int isinstance
 issubclass len oct ord pow range repr round str type AssertionError Exception RuntimeError ValueError KeyError IndexError
 TypeError StopIteration ArithmeticError ZeroDivisionError""".split()
-_SCALAR = {f"builtins.{name}" for name in "abs all any bool float hash int isinstance len pow round str repr".split()}
+_SCALAR = {f"builtins.{name}" for name in "all any bool float hash int isinstance len str repr".split()}
 
 _PURE_PREFIXES = (
     "torch.",

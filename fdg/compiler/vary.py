@@ -13,7 +13,7 @@ import libcst as cst
 
 from fdg.compiler.effects import Analysis
 from fdg.compiler.ir import EVERYTHING, Statement
-from fdg.compiler.lower import Method, method_call
+from fdg.compiler.lower import Method, method_call, spread
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import dotted
 from fdg.compiler.tree import find
@@ -269,7 +269,7 @@ def find_helper_call(
             continue
         called = analysis.need(*target)
         arguments: dict[str, set[str]] = {}
-        for index, argument in enumerate(call.args):
+        for index, argument in enumerate(spread(call.args)):
             names = {
                 (
                     f"self.{name.split('.')[1]}"
