@@ -193,6 +193,8 @@ class DriverMSRL(MSRL):
     def each_actor(self, function: Callable[..., Any], outputs: int, **inputs: Any) -> Any:
         """Run a per-actor statement at the driver, once per actor, in actor order."""
         coordinator = self._coordinator
+        if coordinator.turn is not None:  # called from within one actor's turn: its values are plain already
+            return function(**{name: self.fetch(value) for name, value in inputs.items()})
         results = []
         for index in range(coordinator.actors):
             memo: dict[int, Any] = {}

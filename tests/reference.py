@@ -3,12 +3,12 @@
     outcome = run_reference(MyTrainer, config)         # config.actors = A >= 1
     outcome.params, outcome.logs, outcome.returned, outcome.attributes
 
-**How.** Every logical actor is a *replica*: a thread with its own deep copy of trainer, agent, buffer and module
-globals, its own environment and its own random streams, that runs the user's unmodified `train`. One replica runs at a
-time, in actor order. Per-actor calls (`env_*`, `agent_act`) run at once. At a global call (`agent_learn`,
-`replay_buffer_*`, `log`, `evaluate`, `gather`, `all`, `any`, `mean`, `sum`) a replica waits until all of them stand at
-the same call of the same line; then varying arguments are exchanged and joined in actor order, and each replica
-carries the call out on its own copies. So nothing is shared and nothing can leak, and at the end all replicas must
+**How.** Every logical actor is a *replica*: a thread with its own trainer, agent, buffer, environment, random streams
+and copy of module globals, that runs the user's unmodified `train`. One replica runs at a time, in actor order.
+Per-actor calls (`env_*`, `agent_act`) run at once. At a global call (`agent_learn`, `replay_buffer_*`, `log`,
+`evaluate`, `gather`, `all`, `any`, `mean`, `sum`) a replica waits until all of them stand at the same call of the same
+line; then varying arguments are exchanged and joined in actor order, and each replica carries the call out on its own
+learner and buffer. So nothing is shared and nothing can leak, weights need not travel, and at the end all replicas must
 agree to the bit on weights, logs and buffer: if a varying value got where a global one is needed, the run fails.
 
 **Which arguments are varying.**
@@ -18,7 +18,8 @@ agree to the bit on weights, logs and buffer: if a varying value got where a glo
 - `agent_learn` and `log`: a comment at the end of the line decides, `# varying: agent_learn.0 log.reward` (operation,
   then position or keyword; an empty list says that all are global). Without one, a TensorDict with a dimension named
   "env" is varying; anything else is varying if replicas differ in it. Equal plain tensors with E rows could be either:
-  that is an error which asks for the comment, never a guess. What global calls return has no dimension named "env".
+  that is an error which asks for the comment, never a guess; a number that is equal everywhere counts as global. What
+  global calls return has no dimension named "env".
 
 **How they join.** A TensorDict along "env" (rows or single entries without that name just follow each other), a plain
 tensor along dimension 0 (its size must be E); a number or a tensor without dimensions becomes one entry per actor.
@@ -91,29 +92,23 @@ def run_reference(
         RunError: actors do not meet at the same global call, a value is varying where it must be global, a replica is
             silent for `deadline` seconds, or makes more than `limit` component calls.
     """
-    make_environment = make_environment or default_environment
-    streams = [Streams(config.seed) for _ in range(config.actors)]
-    environments = []
-    for actor in range(config.actors):
-        with streams[actor].of("env", actor):
-            environments.append(make_environment(config, derive_seed(config.seed, "env", actor)))
-    with streams[0].of("build", 0):
-        trainer = trainer_class(config)
-        agent = trainer.agent(environments[0].spec)
-        storage = trainer.replay_buffer(environments[0].spec)
-    if getattr(storage, "prioritized", False):
-        raise NotImplementedError("the reference draws uniformly: what it would draw by priority is not defined here")
-    capacity = None if storage is None else storage.capacity
+    world = World(deadline, limit, config, make_environment or default_environment)
     namespace = Namespace(trainer_class)
-    world = World(deadline, limit, config, make_environment)
-    for actor in range(config.actors):
-        memo: dict[int, Any] = {}
-        if config.actors == 1:  # the user's own objects
-            mine, data = (trainer, agent), None
-        else:  # one memo, so that what trainer and module share stays shared
-            mine, data = copy.deepcopy((trainer, agent), memo), copied(namespace.read(), memo)
-        lanes, window = Lanes(config.actors, capacity), Window(namespace, data)
-        world.replicas.append(Replica(world, actor, *mine, environments[actor], lanes, streams[actor], window))
+    before = [None if config.actors == 1 else copied(namespace.read()) for _ in range(config.actors)]
+    for actor, data in enumerate(before):
+        # Built anew for each, from the same stream: copying an agent can break what its parts share.
+        streams, window = Streams(config.seed), Window(namespace, data)
+        with window:
+            with streams.of("env", actor):
+                environment = world.make_environment(config, derive_seed(config.seed, "env", actor))
+            with streams.of("build", 0):
+                trainer = trainer_class(config if config.actors == 1 else copy.deepcopy(config))
+                agent = trainer.agent(environment.spec)
+                storage = trainer.replay_buffer(environment.spec)
+        if getattr(storage, "prioritized", False):
+            raise NotImplementedError("the reference draws uniformly, this buffer by priority")
+        lanes = Lanes(config.actors, None if storage is None else storage.capacity)
+        world.replicas.append(Replica(world, actor, trainer, agent, environment, lanes, streams, window))
     world.run()
     return world.outcome()
 
@@ -775,8 +770,9 @@ def data_of(names: Any) -> dict[str, Any]:
     }
 
 
-def copied(data: dict[str, dict[str, Any]], memo: dict[int, Any]) -> dict[str, dict[str, Any]]:
-    """A deep copy of module data; what cannot be copied (a lock, a file) is shared."""
+def copied(data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A deep copy of module data, what is shared inside stays shared; what cannot be copied (a lock, a file) is not."""
+    memo: dict[int, Any] = {}
 
     def one(value: Any) -> Any:
         try:

@@ -294,8 +294,7 @@ class Maker:
         self.state: dict[str, str] = {}  # of td variables in straight-line code: acted, stepped
         self.hints: list[str] = []
         self.hinted = False
-        self.learned = False
-        self.varying_condition = False
+        self.last_data = self.forced = ""
         self.has_buffer = False
         self.used: set[str] = set()  # names of helpers that are called
 
@@ -304,7 +303,7 @@ class Maker:
     def program(self) -> Program:
         c = self.c
         self.keys = [key for key in ("x_a", "x_b") if c.chance(40)]
-        self.direct = c.chance(65)
+        self.direct = c.chance(75)
         self.carry = c.chance(45)
         self.attributes = {"self.best": "num", "self.stats": "stats", "self.items": "nums"}
         if self.carry:
@@ -368,7 +367,7 @@ class Maker:
     def emit(self, text: str) -> None:
         if self.hinted and self.many:
             text += f"  # varying: {' '.join(self.hints)}".rstrip()
-        self.hints, self.hinted, self.learned = [], False, False
+        self.hints, self.hinted = [], False
         self.function.lines.append("    " * self.function.indent + text)
 
     @contextmanager
@@ -381,14 +380,10 @@ class Maker:
         before = len(function.lines)
         yield
         if len(function.lines) == before:
-            self.emit(self.filler())
+            self.emit("pass")  # no room left
         self.state.clear()
         function.names.pop()
         function.indent -= 1
-
-    def filler(self) -> str:
-        """A body for a block that has no room left."""
-        return "pass"
 
     @contextmanager
     def method(self, function: Function) -> Iterator[Function]:
@@ -433,8 +428,7 @@ class Maker:
             own = [name for name in own if kind in VARYING]
         if own and self.c.chance(again):
             return self.c.pick(own)
-        self.pending = kind  # created after the value was written, so that the value does not read it
-        return ""
+        return ""  # made by the caller after the value was written, so that the value does not read it
 
     def assign(self, place: Place, kind: str, value: str, again: int = 60) -> str:
         """Write `name = value`; returns the name."""
@@ -695,7 +689,7 @@ class Maker:
             if self.many and free and has_td:
                 options += [(6, self.varying_branch), (5, self.varying_loop)]
             if free:
-                options += [(3, self.no_grad), (2, self.custom_with), (4, self.try_finally), (4, self.maybe_defined)]
+                options += [(5, self.no_grad), (2, self.custom_with), (4, self.try_finally), (4, self.maybe_defined)]
                 if "except" in self.extras:
                     options.append((3, self.try_except))
         helpers = [helper for helper in self.helpers if self.can_call(place, helper)]
@@ -819,7 +813,7 @@ class Maker:
     def comprehend(self, place: Place) -> None:
         c = self.c
         self.f("comprehension")
-        if self.has_buffer and self.affords(place, 9) and self.ready(place) and c.chance(50):
+        if self.has_buffer and self.affords(place, 9) and c.chance(50):
             times = c.between(1, 3)
             inner = replace(place, times=place.times * times)
             self.f("component call in a comprehension")
@@ -829,10 +823,6 @@ class Maker:
             return
         value = f"[blend(x, {self.num(place, 0)}) for x in range({c.between(1, 4)}) if x != {c.between(0, 4)}]"
         self.assign(place, "nums", value, again=30)
-
-    def ready(self, place: Place) -> bool:
-        """Whether the buffer surely holds rows."""
-        return self.has_buffer
 
     def unpack(self, place: Place) -> None:
         self.f("star unpacking")
@@ -1003,6 +993,11 @@ class Maker:
             self.emit(f"{td} = advance({self.call(place, 'env_step', self.call(place, 'agent_act', td))})")
             self.state.pop(td, None)
             return
+        alias = ""
+        if c.chance(20):
+            self.f("alias")
+            alias = self.new("td")
+            self.emit(f"{alias} = {td}")  # sees what act and step write into it
         self.act(place, td)
         if c.chance(20):
             self.between(place)
@@ -1011,8 +1006,9 @@ class Maker:
             self.between(place)
         if inserts:
             self.insert(place, td)
-            if c.chance(15):
-                self.change_varying(place)  # after the insert: the row must not change
+            if c.chance(35):  # after the insert: the row must not change
+                self.f("change after insert")
+                self.emit(f'{td}["observation"].add_({c.between(1, 9)})')
         if c.chance(30) and self.state.get(td) == "stepped":
             value = f'{td}["next", "reward"].squeeze(-1)'
             names = [name for name in self.names("vector") if name not in self.function.fixed]
@@ -1027,6 +1023,11 @@ class Maker:
                 self.emit(f"{c.pick(self.names('tds'))}.append({td}.clone())")
             else:
                 self.assign(place, "tds", f"[{td}.clone()]")
+        if alias and self.global_ok(place) and self.affords(place) and c.chance(60):
+            self.f("log", "alias read")
+            self.hints, self.hinted = ["log.1"], True
+            value = f'row({alias})["next", "reward"].squeeze(-1)'
+            self.emit(self.call(place, "log", f"{self.num(place, 0)}, {value}"))
         if c.chance(8) and self.global_ok(place) and self.affords(place):
             self.f("learn on td itself")
             self.hints, self.hinted = ["agent_learn.0"], True
@@ -1071,7 +1072,8 @@ class Maker:
     def columns(self, td: str) -> list[str]:
         return [f'{td}["{key}"] = {td}["observation"][:, {at}] * {at + 2}' for at, key in enumerate(self.keys)]
 
-    def sample_batch(self, place: Place) -> None:
+    def sample_batch(self, place: Place) -> str:
+        """batch = replay_buffer_sample(…), maybe changed at once; returns the name."""
         self.f("sample")
         name = self.assign(
             place, "batch", self.call(place, "replay_buffer_sample", str(self.c.between(1, 4))), again=40
@@ -1085,16 +1087,20 @@ class Maker:
             self.act(place, td)
             self.step(place, td)
             self.insert(place, td)
+        return name
 
     def learn_data(self, place: Place, nested: bool) -> tuple[str, bool]:
         """The first argument of agent_learn, and whether it varies."""
         c = self.c
+        if self.forced:
+            name, self.forced = self.forced, ""
+            return name, False
         options: list[tuple[int, Any]] = [(1, lambda: (f"[{self.num(place, 0)}, {self.num(place, 0)}]", False))]
         if self.has_buffer:
             options.append((10, lambda: (self.sampled(place), False)))
         if nested:
             return c.weighted(options[-1:])()
-        for kind, weight in (("batch", 8), ("nums", 2), ("stats", 2), ("tensor", 1)):
+        for kind, weight in (("batch", 14), ("nums", 2), ("stats", 2), ("tensor", 1)):
             if self.names(kind):
                 options.append((weight, lambda kind=kind: (c.pick(self.names(kind)), False)))
         if self.names("td"):
@@ -1135,7 +1141,7 @@ class Maker:
         data, varies = self.learn_data(place, nested)
         hints = ["agent_learn.0"] if varies else []
         arguments = [data]
-        shape = c.weighted([(10, "none"), (3, "more"), (2, "keyword"), (1, "varying"), (2, "star"), (2, "scale")])
+        shape = c.weighted([(10, "none"), (3, "more"), (2, "keyword"), (1, "varying"), (2, "star")])
         if shape == "more":
             arguments.append(self.num(place, 1))
         elif shape == "keyword":
@@ -1147,13 +1153,14 @@ class Maker:
         elif shape == "star":
             self.f("star arguments")
             arguments.append(c.pick(["*[{0}]", '**{{"bonus": {0}}}']).format(self.num(place, 0)))
-        elif shape == "scale" and data in self.names("batch"):
+        if data in self.names("batch") and c.chance(25):
             self.f("learner changes a tensor of its batch")
             arguments.append("scale=True")
         if want:
             arguments.append(f'want="{want}"')
         self.hints += hints
-        self.hinted = self.learned = True
+        self.hinted = True
+        self.last_data = data
         self.f("learn", "learn on varying" if varies else "learn on global")
         if place.depth:
             self.f("learn in a nested block")
@@ -1174,6 +1181,8 @@ class Maker:
             ]
         )
         numbers = [name for name in self.names("num") if name not in self.function.fixed]
+        if self.has_buffer and self.affords(place, 4) and c.chance(25):
+            self.forced = self.sample_batch(place)
         if shape == "augmented" and numbers:
             self.f("augmented learn")
             target = c.pick(numbers)
@@ -1208,6 +1217,10 @@ class Maker:
             self.emit(f'{name}.update(n={name}.pop("count"), m=int({name}["loss"]))')
         else:
             self.assign(place, "result", self.learn_call(place), again=50)
+        if self.last_data in self.names("batch") and self.affords(place) and c.chance(50):
+            self.f("log", "batch read after learn")
+            self.hinted = True
+            self.emit(self.call(place, "log", f"{self.num(place, 0)}, seen=digest({self.last_data})"))
 
     def evaluate(self, place: Place) -> None:
         self.f("evaluate")
@@ -1256,7 +1269,8 @@ class Maker:
         if kind == "vectors":
             return [(key, f"torch.stack({name}).sum(0)", True)]
         if kind == "td":
-            return [(key, f'{name}["observation"][:, 0]', True)]
+            forms = [f'{name}["observation"][:, 0]', f'row({name})["next", "reward"].squeeze(-1)']
+            return [(key, self.c.pick(forms if self.many else [*forms, f"digest({name})"]), True)]
         if kind == "vnum":
             return [(key, name, True)]
         return []

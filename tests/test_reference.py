@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import reference
 import torch
 from hypothesis import given
-from reference import Namespace, Outcome, differences, join, mismatches, run_reference, tensors_of
+from reference import Namespace, Outcome, Replica, differences, join, mismatches, run_reference, snapshot, tensors_of
 from strategies import Program, constructs, examples, frequencies, program_of, programs
 from tensordict import TensorDict
 from toy import ToyConfig, ToyTrainer, make
@@ -105,6 +108,17 @@ def test_one_actor_is_a_local_run(program: Program) -> None:
     assert outcome.stdout == printed.getvalue()
 
 
+def test_an_algorithm_of_ours() -> None:
+    from fdg.algorithms.dqn import DQN
+
+    config = DQN.config_class()
+    small = {"iterations": 4, "steps": 8, "updates": 2, "learning_starts": 16, "batch_size": 8, "envs": 2, "seed": 7}
+    assert not mismatches(run_reference(DQN, config(**small)), launch(DQN, config(**small)), DQN)
+    outcome = run_reference(DQN, config(**small, actors=2))  # replicas are compared inside
+    assert [record["loss"] is not None for record in outcome.logs] == [True] * 4
+    assert outcome.progress[-1][0] == 4 * 8 * 2 * 2
+
+
 # Generated programs --------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +197,114 @@ def test_hypothesis_draws_the_same_variety() -> None:
     count()
     wanted = ("varying if", "varying while", "While", "Try", "learn", "maybe defined", "helper: mixed", "alias")
     assert min(seen[name] for name in wanted) >= 12, seen
+
+
+FAULTS: dict[str, tuple[int, Callable[[], dict[str, Any]]]] = {}
+"""Mistakes that a compiler could make: the share of programs, in percent, that must notice, and the wrong methods."""
+
+
+def fault(percent: int) -> Callable[[Callable[[], dict[str, Any]]], None]:
+    def add(make: Callable[[], dict[str, Any]]) -> None:
+        FAULTS[make.__name__] = percent, make
+
+    return add
+
+
+@fault(15)
+def changes_of_a_batch_do_not_come_back() -> dict[str, Any]:
+    learn = Replica.agent_learn
+    return {"agent_learn": lambda self, *args, **kwargs: learn(self, *snapshot(args), **snapshot(kwargs))}
+
+
+@fault(8)
+def rows_are_no_snapshots() -> dict[str, Any]:
+    def insert(self, td):
+        self.lanes.lanes[0] += td.unbind(0)  # views
+        del self.lanes.lanes[0][: -self.lanes.room]
+
+    return {"replay_buffer_insert": insert}
+
+
+@fault(35)
+def actors_act_on_the_weights_before_the_last_update() -> dict[str, Any]:
+    learn, act = Replica.agent_learn, Replica.agent_act
+
+    def late(self, *args, **kwargs):
+        self.stale = copy.deepcopy(self.agent.actor.net)
+        return learn(self, *args, **kwargs)
+
+    def stale(self, *args, **kwargs):
+        actor = self.agent.actor
+        fresh, actor.net = actor.net, getattr(self, "stale", actor.net)
+        try:
+            return act(self, *args, **kwargs)
+        finally:
+            actor.net = fresh
+
+    return {"agent_learn": late, "agent_act": stale}
+
+
+@fault(60)
+def actor_and_environment_share_a_stream() -> dict[str, Any]:
+    def act(self, *args, **kwargs):
+        with self.streams.of("env", self.index), torch.no_grad():
+            return self.agent.actor.act(*args, **kwargs)
+
+    return {"agent_act": act}
+
+
+@fault(10)
+def the_grad_mode_is_lost() -> dict[str, Any]:
+    learn, step = Replica.agent_learn, Replica.env_step
+
+    def enabled(method):
+        def inner(self, *args, **kwargs):
+            with torch.enable_grad():
+                return method(self, *args, **kwargs)
+
+        return inner
+
+    return {"agent_learn": enabled(learn), "env_step": enabled(step)}
+
+
+@fault(6)
+def a_step_returns_another_object() -> dict[str, Any]:
+    step = Replica.env_step
+    return {"env_step": lambda self, td: step(self, td.clone())}
+
+
+@functools.cache
+def known_outcomes(actors: int, count: int) -> list[tuple[Program, Outcome]]:
+    made = [program_of(seed, actors) for seed in range(count)]
+    return [(program, run_reference(program.load(), program.config())) for program in made]
+
+
+def noticed(actors: int, count: int) -> float:
+    """The share of programs, in percent, whose outcome is another one than it was."""
+    found = 0
+    for program, expected in known_outcomes(actors, count):
+        try:
+            outcome = run_reference(program.load(), program.config())
+            found += bool(differences(expected.logs, outcome.logs) or differences(expected.params, outcome.params))
+        except (RuntimeError, RunError, KeyError):
+            found += 1
+    return 100 * found / count
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_programs_notice_faults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator is worth what its programs find."""
+    known_outcomes(1, 50)
+    percent, make = FAULTS[name]
+    for method, wrong in make().items():
+        monkeypatch.setattr(Replica, method, wrong)
+    assert noticed(1, 50) >= percent
+
+
+def test_programs_notice_the_order_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_outcomes(2, 25)
+    monkeypatch.setattr(reference, "join", lambda values, envs, where: join(values[::-1], envs, where))
+    assert noticed(2, 25) >= 30
 
 
 # By hand, A > 1 ------------------------------------------------------------------------------------------------------

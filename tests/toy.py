@@ -38,7 +38,7 @@ def fold(value: Any, start: int = 17) -> int:
     if isinstance(value, TensorDictBase):
         for key in sorted(value.keys()):
             inner = value.get(key)
-            if key == "next" or key in LEAVES or (isinstance(key, str) and key.startswith("r_")):
+            if key == "next" or key in LEAVES:
                 total = fold(inner, total + len(key))
     elif isinstance(value, (torch.Tensor, np.ndarray)):
         total = fold(value.reshape(-1).tolist(), total)

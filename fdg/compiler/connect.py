@@ -199,7 +199,8 @@ class Connect:
     def each(self, statement: Statement, state: Makers) -> Makers:
         for port in statement.parts["inputs"]:
             self.read(state, port.name)
-        state = self.block(statement.parts["body"], state)
+            state = self.set(state, port.name, self.made(state, port.name) | HERE)
+        state = self.block(statement.blocks["body"], state)
         for port in statement.parts["outputs"]:
             state = self.set(state, port.name, self.made(state, port.name) | HERE)
         return state
@@ -244,7 +245,7 @@ class Rates:
                 if sum(text not in ("?",) for text, _ in loops) > 1:
                     self.advise(plan, loops)
             elif statement.kind == "each":
-                self.walk(method, statement.parts["body"], loops)
+                self.walk(method, statement.blocks["body"], loops)
             elif statement.kind == "simple" and statement.head.helpers:
                 call = find_helper_call(statement, self.analysis, method)
                 if call is not None and call[0].key in self.mixed and call[0].key not in self.seen:

@@ -299,7 +299,7 @@ class Cutter:
     def each_actor(self, statement: Statement) -> Statement:
         """A statement that runs once per actor, but at the driver."""
         each = Statement("each", statement.origin, {"in": statement.parts["in"], "out": statement.parts["out"]})
-        each.parts["body"] = [statement]
+        each.blocks["body"] = [statement]
         each.head = atomic([statement])
         each.whole = each.head
         each.varying = True
@@ -540,7 +540,7 @@ class Interfaces:
         local = (method.summary.locals | self.attributes) - set(method.summary.imports)
         written = (effects.writes | effects.mutates) & local
         outputs = written & live
-        needed = Liveness(local, full_uses).block(statement.parts["body"], set(outputs), Exits())
+        needed = Liveness(local, full_uses).block(statement.blocks["body"], set(outputs), Exits())
         inputs = {name for name in needed & local if name in statement.parts["in"] or name in written}
         bound = statement.parts.get("bound", set())
         outputs |= {name for name in inputs if name.startswith("self.")}

@@ -21,6 +21,7 @@ from fdg.compiler.lower import (
     is_msrl,
     is_super,
     lower,
+    may_take,
     method_call,
     operation_of,
     spread,
@@ -326,7 +327,7 @@ class Evaluator:
         parameters = set(self.method.parameters)
         visible = {name for name in self.aliases.parent if name.startswith("self.") or name in parameters}
         groups: dict[str, set[str]] = {}
-        for name in visible | ({"<result>"} if self.returned.roots else set()):
+        for name in visible:
             groups.setdefault(self.aliases.find(name), set()).add(name)
         summary: Summary = self.method.summary
         mutated = self.aliases.classes(total.mutates)
@@ -437,7 +438,9 @@ class Evaluator:
         elif isinstance(node, cst.Return):
             value = self.expression(node.value) if node.value is not None else Value("scalar")
             self.returned = join_values(self.returned, value)
-            self.aliases.unite(value.roots | {"<result>"} if value.roots else set())
+            for index, part in enumerate(value.parts or (value,)):
+                if part.roots and part.kind != "scalar":
+                    self.aliases.unite(part.roots | {f"<result {index}>"})
         elif isinstance(node, cst.Del):
             for target in (
                 [node.target] if not isinstance(node.target, cst.Tuple) else [e.value for e in node.target.elements]
@@ -485,6 +488,7 @@ class Evaluator:
             if name in self.globals:
                 effects.pin(f"writes the module's `{name}`")
                 effects.writes.add(f"global {name}")
+                self.analysis.learn_kind(f"global {name}", value.kind)
                 return
             effects.writes.add(name)
             if self.strong:
@@ -628,7 +632,9 @@ class Evaluator:
                 return Value("scalar")
         self.effects.reads.add(f"global {name}")
         self.effects.pin(f"reads the module's `{name}`")
-        return Value("unknown", {f"global {name}"})
+        first = "scalar" if isinstance(value, (cst.BaseNumber, cst.BaseString)) else "unknown"
+        kind = join_kinds(first, self.analysis.kinds.get(f"global {name}"))
+        return Value(kind, set() if kind == "scalar" else {f"global {name}"})
 
     def on_Attribute(self, node: cst.Attribute) -> Value:
         if is_msrl(node, self.method):
@@ -676,8 +682,9 @@ class Evaluator:
     def on_BinaryOperation(self, node: cst.BinaryOperation) -> Value:
         left, right = self.expression(node.left), self.expression(node.right)
         kind = join_kinds(left.kind, right.kind)
-        fresh = kind in ("scalar", "data")
-        return Value(kind, set() if fresh else left.roots | right.roots)
+        # Adding, repeating and merging containers keeps their parts; other results are new.
+        keeps = isinstance(node.operator, (cst.Add, cst.Multiply, cst.BitOr)) and kind not in ("scalar", "data")
+        return Value(kind, left.roots | right.roots if keeps else set())
 
     def on_UnaryOperation(self, node: cst.UnaryOperation) -> Value:
         value = self.expression(node.expression)
@@ -809,9 +816,11 @@ class Evaluator:
         function = module.functions[name]
         marks = {qualified_name(dotted(d.decorator) or "", module) for d in function.decorators}
         if marks & {"fdg.pure", "fdg.api.pure"}:
-            total, _ = self.arguments(node)
-            told = self.analysis.function(module, name).summary.returns.kind
-            return Value("scalar") if told == "scalar" else Value(told, total.roots)
+            self.arguments(node)
+            kept, self.effects = self.effects, Effects()  # declared pure: what its body seems to do does not count
+            value = self.apply(self.analysis.function(module, name).summary, list(node.args), name)
+            self.effects = kept
+            return value
         if marks:
             return self.unknown(node, f"calls `{name}`, which is decorated")
         return self.apply(self.analysis.function(module, name).summary, list(node.args), name)
@@ -868,20 +877,17 @@ class Evaluator:
     def apply(self, summary: Summary, arguments: list[cst.Arg], name: str, method: Method | None = None) -> Value:
         """A call of something we have read: bind arguments to parameters, take over the summary."""
         bound: dict[str, set[str]] = {}
-        loose: set[str] = set()
         kinds: dict[str, Kind] = {}
         for index, argument in enumerate(spread(arguments)):
             value = self.expression(argument.value)
             if argument.star or (argument.keyword is None and index >= len(summary.parameters)):
-                loose |= value.roots
+                for parameter in may_take(argument, index, summary.parameters, set(bound)):
+                    bound.setdefault(parameter, set()).update(value.roots)
+                    kinds[parameter] = "unknown"
             else:
                 parameter = argument.keyword.value if argument.keyword else summary.parameters[index]
                 bound.setdefault(parameter, set()).update(value.roots)
                 kinds[parameter] = value.kind
-        if loose:
-            for parameter in summary.parameters:
-                bound.setdefault(parameter, set()).update(loose)
-                kinds[parameter] = "unknown"
         for parameter, kind in kinds.items():
             summary.found[parameter] = join_kinds(summary.found.get(parameter), kind)
         effects = summary.effects
@@ -900,7 +906,7 @@ class Evaluator:
             self.effects.mutates |= {root for root in bound.get(parameter, set()) if self.may_change(root)}
         for group in summary.shared:
             roots: set[str] = set()
-            for member in group - {"<result>"}:
+            for member in group:
                 roots |= bound.get(member, set()) if not member.startswith("self.") else {member}
             if len(roots) > 1:
                 self.aliases.unite(roots)

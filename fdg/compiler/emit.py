@@ -366,7 +366,7 @@ class Emitter:
         text.add(depth, f"def {name}({', '.join(argument(port.name) for port in inputs)}):  # once per actor", origin)
         for port in inputs:
             self.unpack(text, depth + 1, port, this, origin)
-        self.block(text, depth + 1, statement.parts["body"], method, driver=True)
+        self.block(text, depth + 1, statement.blocks["body"], method, driver=True)
         if outputs:
             text.add(depth + 1, f"return {', '.join(self.current(port, this) for port in outputs)}", origin)
         arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)

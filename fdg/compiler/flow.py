@@ -52,7 +52,9 @@ class Liveness:
         reads, kills = self.uses(statement)
         reads = self.expand(reads)
         kind, blocks = statement.kind, statement.blocks
-        if kind in ("simple", "region", "each"):
+        if kind == "each":
+            return self.block(blocks["body"], after, exits)
+        if kind in ("simple", "region"):
             node = statement.parts.get("node")
             if isinstance(node, cst.Break):
                 return set(exits.at_break)
@@ -117,7 +119,10 @@ def certainly_bound(body: list[Statement], bound: set[str]) -> tuple[set[str], b
     for statement in body:
         statement.parts["bound"] = set(bound)
         node = statement.parts.get("node")
-        if statement.kind in ("simple", "region", "each"):
+        if statement.kind == "each":
+            bound, _ = certainly_bound(statement.blocks["body"], bound)
+            continue
+        if statement.kind in ("simple", "region"):
             if isinstance(node, (cst.Break, cst.Continue, cst.Return, cst.Raise)):
                 return bound, False
             bound = bound | statement.head.strong

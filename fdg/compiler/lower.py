@@ -256,6 +256,13 @@ def spread(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
     return out
 
 
+def may_take(argument: cst.Arg, index: int, parameters: list[str], given: set[str]) -> list[str]:
+    """The parameters that a starred (or surplus) argument may go to."""
+    if argument.star == "**":
+        return [name for name in parameters if name not in given]
+    return parameters[index:] or parameters[-1:]
+
+
 class Lowering:
     """Turns one method's body into statements."""
 
@@ -481,6 +488,14 @@ class Lowering:
         call = cst.ensure_type(self.sequence(node, origin, out), cst.Call)
         joins = name is not None and OPERATIONS[name].joins
         apart = (origin.file, origin.line, origin.column) in self.spill_at
+        if any(next(find(argument.value, cst.NamedExpr), None) is not None for argument in call.args):
+            # What `:=` binds is bound once, before the call, wherever the call runs.
+            arguments = []
+            for argument in call.args:
+                if not isinstance(argument.value, (cst.BaseNumber, cst.SimpleString)):
+                    argument = argument.with_changes(value=self.spill(argument.value, "value", origin, out))
+                arguments.append(argument)
+            return call.with_changes(args=arguments)
         if not (joins and self.join_arguments) and not apart:
             return call
         arguments = []

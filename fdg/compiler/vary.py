@@ -13,10 +13,9 @@ import libcst as cst
 
 from fdg.compiler.effects import Analysis
 from fdg.compiler.ir import EVERYTHING, Statement
-from fdg.compiler.lower import Method, method_call, spread
+from fdg.compiler.lower import Method, may_take, method_call, spread
 from fdg.compiler.operations import OPERATIONS
-from fdg.compiler.source import dotted
-from fdg.compiler.tree import find
+from fdg.compiler.tree import children, find
 
 
 @dataclass
@@ -270,18 +269,9 @@ def find_helper_call(
         called = analysis.need(*target)
         arguments: dict[str, set[str]] = {}
         for index, argument in enumerate(spread(call.args)):
-            names = {
-                (
-                    f"self.{name.split('.')[1]}"
-                    if name.split(".")[0] == method.self_name and "." in name
-                    else name.split(".")[0]
-                )
-                for node in find(argument.value, cst.Name, cst.Attribute)
-                for name in [dotted(node)]
-                if name
-            }
+            names = names_in(argument.value, method)
             if argument.star or (argument.keyword is None and index >= len(called.parameters)):
-                for parameter in called.parameters:
+                for parameter in may_take(argument, index, called.parameters, set(arguments)):
                     arguments.setdefault(parameter, set()).update(names)
             else:
                 key = argument.keyword.value if argument.keyword else called.parameters[index]
@@ -292,8 +282,10 @@ def find_helper_call(
 
 def names_in(node: cst.CSTNode, method: Method) -> set[str]:
     """Variables that occur in an expression."""
-    found = set()
-    for inner in find(node, cst.Name, cst.Attribute):
-        head, *rest = (dotted(inner) or "").split(".")
-        found.add(f"self.{rest[0]}" if head == method.self_name and rest else head)
-    return found - {"", method.self_name}
+    if isinstance(node, cst.Name):
+        return {node.value} - {method.self_name}
+    if isinstance(node, cst.Attribute):
+        if isinstance(node.value, cst.Name) and node.value.value == method.self_name:
+            return {f"self.{node.attr.value}"}
+        return names_in(node.value, method)
+    return set().union(*(names_in(child, method) for child in children(node)), set())

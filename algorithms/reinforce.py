@@ -1,0 +1,131 @@
+"""REINFORCE: the Monte-Carlo policy gradient (Williams, 1992), with returns normalised over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torchrl.modules import MLP
+from torchrl.objectives.value.functional import reward2go
+
+from fdg import Actor, Agent, Config, EnvSpec, Learner, Trainer, UsageError, step_mdp
+
+
+@dataclass
+class REINFORCEConfig(Config):
+    """Settings of REINFORCE."""
+
+    envs: int = 16
+    """Environments of each actor, stepped as one vector environment."""
+    iterations: int = 200
+    """Turns of the outer loop: finish episodes, then take one gradient step."""
+    episodes_per_iter: int = 16
+    """Episodes of one gradient step, over all actors; a multiple of `actors`."""
+    lr: float = 1e-2
+    """Adam's step size."""
+    gamma: float = 0.99
+    """Discount of future rewards."""
+    hidden_dim: int = 128
+    """Units in each of the two hidden layers."""
+
+    def validate(self) -> None:
+        super().validate()
+        self.at_least(1, "episodes_per_iter", "hidden_dim")
+        if self.episodes_per_iter % self.actors:
+            more = -(-self.episodes_per_iter // self.actors) * self.actors
+            raise UsageError(
+                f"episodes_per_iter is {self.episodes_per_iter}, which {self.actors} actors cannot share evenly; "
+                f"write {more}, a multiple of actors"
+            )
+
+
+class Policy(nn.Module):
+    """Observations to a distribution of actions: categorical, or normal with a spread of its own for each action."""
+
+    def __init__(self, spec: EnvSpec, hidden_dim: int) -> None:
+        super().__init__()
+        outputs = spec.n_actions if spec.discrete else spec.action_dim
+        self.network = MLP(spec.obs_dim, outputs, num_cells=[hidden_dim, hidden_dim], activation_class=nn.Tanh)
+        self.log_std = None if spec.discrete else nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, observation: torch.Tensor) -> Distribution:
+        output = self.network(observation)
+        if self.log_std is None:
+            return Categorical(logits=output, validate_args=False)
+        return Independent(Normal(output, self.log_std.exp(), validate_args=False), 1, validate_args=False)
+
+
+class PolicyActor(Actor):
+    """Samples from the policy."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def act(self, td: TensorDict) -> TensorDict:
+        td["action"] = self.policy(td["observation"]).sample()
+        return td
+
+    def evaluate(self, td: TensorDict) -> TensorDict:
+        td["action"] = self.policy(td["observation"]).mode
+        return td
+
+
+class PolicyLearner(Learner):
+    """Makes actions likelier the more return followed them."""
+
+    def __init__(self, policy: Policy, lr: float) -> None:
+        self.policy = policy
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+
+    def learn(self, batch: TensorDict) -> torch.Tensor:
+        returns = batch["return"]
+        advantage = (returns - returns.mean()) / (returns.std() + 1e-8)
+        loss = -(self.policy(batch["observation"]).log_prob(batch["action"]) * advantage).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class REINFORCE(Trainer):
+    """Monte-Carlo policy gradient over whole episodes, for discrete and continuous actions."""
+
+    config: REINFORCEConfig
+
+    def agent(self, spec: EnvSpec) -> Agent:
+        policy = Policy(spec, self.config.hidden_dim)
+        return Agent(PolicyActor(policy), PolicyLearner(policy, self.config.lr))
+
+    def quota(self) -> torch.Tensor:
+        """Episodes that each environment of an actor has to finish in one iteration.
+
+        Fixed beforehand: taking whichever episodes end first would favour short ones.
+        """
+        episodes, envs = self.config.episodes_per_iter // self.config.actors, self.config.envs
+        return episodes // envs + (torch.arange(envs) < episodes % envs).long()
+
+    def train(self) -> None:
+        for i in range(self.config.iterations):
+            td = self.msrl.env_reset()
+            missing = self.quota()
+            steps = []
+            while missing.any():
+                td = self.msrl.agent_act(td)
+                td = self.msrl.env_step(td)
+                td["counts"] = missing > 0  # an environment that has met its quota steps on, but does not count
+                missing = missing - (td["counts"] & td["next", "done"].squeeze(-1)).long()
+                steps.append(td)
+                td = step_mdp(td)
+            batch = with_returns(torch.stack(steps), self.config.gamma)
+            loss = self.msrl.agent_learn(batch)
+            self.msrl.log(i, loss)
+
+
+def with_returns(steps: TensorDict, gamma: float) -> TensorDict:
+    """The steps [T, E] that count, as rows, each with the discounted return from there to the end of its episode."""
+    reward, done = steps["next", "reward"].squeeze(-1), steps["next", "done"].squeeze(-1)
+    rows = steps.select("observation", "action").set("return", reward2go(reward, done, gamma))
+    return rows[steps["counts"]]

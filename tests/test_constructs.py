@@ -1,0 +1,1326 @@
+"""Each construct a trainer may use, as a small program: the user's own loop and its fragments give the same numbers.
+
+`local` with one actor runs the source as it stands; that is the oracle. Parameters, logs, counts, the returned value,
+the trainer's attributes and this module's globals have to be equal under every policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from reference import Namespace, copied, differences
+from toy import ToyTrainer, advance, digest, make, row
+
+from fdg.api import Trainer
+from fdg.compiler import PASSES
+from fdg.registry import import_file
+from fdg.runtime.run import Result, launch
+from fdg.testing import assert_results_equal
+
+POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
+PROGRAMS: list[type[Trainer]] = []
+T = TypeVar("T", bound=type[Trainer])
+
+
+def program(trainer: T) -> T:
+    """Adds a trainer to the list that the tests run."""
+    PROGRAMS.append(trainer)
+    return trainer
+
+
+def run(trainer: type[Trainer], policy: str, **options: Any) -> tuple[Result, dict[str, Any]]:
+    """One run, and the module data it left; the data is put back to what it was."""
+    namespace = Namespace(trainer)
+    namespace_before = namespace.read()
+    namespace.write(copied(namespace_before))
+    try:
+        result = launch(trainer, policy=policy, **options)
+        return result, namespace.flat()
+    finally:
+        namespace.write(namespace_before)
+
+
+def own(result: Result) -> dict[str, Any]:
+    return {name: value for name, value in vars(result.trainer).items() if name not in ("msrl", "config")}
+
+
+def check(trainer: type[Trainer], passes: tuple[str, ...] | None = None, **options: Any) -> Result:
+    """The same under every policy as in the user's own loop; returns the run of that loop."""
+    expected, data = run(trainer, "local", **options)
+    assert expected.history or expected.returned is not None, "a program that shows nothing tests nothing"
+    for policy in POLICIES:
+        seen, seen_data = run(trainer, policy, passes=passes, **options)
+        where = f"{trainer.__name__} under {policy}"
+        assert_results_equal(expected, seen, where)
+        assert not differences(own(expected), own(seen), f"{where}: self")
+        assert not differences(data, seen_data, f"{where}: globals")
+        assert sum(seen.calls.values()), "fragments were called"
+    return expected
+
+
+# Loops ---------------------------------------------------------------------------------------------------------------
+
+
+@program
+class ForLoops(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for _ in range(4):
+                td = self.msrl.agent_act(td, i)
+                td = self.msrl.env_step(td)
+                self.msrl.replay_buffer_insert(td)
+                td = advance(td)
+            for _ in range(2):
+                loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(5))
+            self.msrl.log(i, loss)
+
+
+@program
+class WhileLoops(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        i = 0
+        while i < self.config.iterations:
+            steps = 3
+            while steps:
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                self.msrl.replay_buffer_insert(td)
+                td = advance(td)
+                steps -= 1
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(4))
+            self.msrl.log(i, loss, steps=steps)
+            i += 1
+
+
+@program
+class DataDependentLoop(ToyTrainer):
+    """`while not done`: theirs ran a fixed count on one side."""
+
+    def train(self):
+        lengths = []
+        for i in range(self.config.iterations):
+            td, steps, done = self.msrl.env_reset(), 0, False
+            while not done:
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                done = bool(td["next", "done"].any())
+                self.msrl.replay_buffer_insert(td)
+                td = advance(td)
+                steps += 1
+            lengths.append(steps)
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(4))
+            self.msrl.log(i, loss, steps=steps)
+        return lengths
+
+
+@program
+class LoopUntilTheLearnerIsContent(ToyTrainer):
+    def train(self):
+        self.msrl.replay_buffer_insert(row(self.msrl.env_reset()))
+        loss, turns = 100.0, 0
+        while loss > 20 and turns < 12:
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(3), want="float")
+            turns += 1
+        self.msrl.log(0, loss, turns=turns)
+        return turns
+
+
+@program
+class BreakAndContinue(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(5):
+            if i == 1:
+                continue
+            for k in range(6):
+                td = self.msrl.env_step(self.msrl.agent_act(td, k))
+                if k % 2:
+                    td = advance(td)
+                    continue
+                self.msrl.replay_buffer_insert(row(td))
+                if td["next", "done"].any():
+                    break
+                td = advance(td)
+            td = advance(td)
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(4), want="float")
+            self.msrl.log(i, loss, k=k)
+            if loss > 60 and i > 2:
+                break
+        return i
+
+
+@program
+class LoopElse(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        found = []
+        for i in range(self.config.iterations):
+            for k in range(3 + i):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                if td["next", "terminated"].any():
+                    found.append(k)
+                    break
+                td = advance(td)
+            else:
+                found.append(-1)
+                self.msrl.agent_learn(row(td), 7)
+            td = advance(td)
+            tries = 0
+            while self.msrl.replay_buffer_size() < 4 * (i + 1):
+                self.msrl.replay_buffer_insert(row(td))
+                tries += 1
+                if tries > 3:
+                    break
+            else:
+                self.msrl.agent_learn(self.msrl.replay_buffer_sample(2))
+            self.msrl.log(i, tries=tries)
+        return found
+
+
+@program
+class LearnInsideTheStepLoop(ToyTrainer):
+    """Not shaped for a coarse policy, and right all the same."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for k in range(4):
+                td = self.msrl.agent_act(td, k)
+                td = self.msrl.env_step(td)
+                self.msrl.replay_buffer_insert(td)
+                loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(3))
+                td = advance(td)
+            self.msrl.log(i, loss, k=k)
+
+
+@program
+class LearnInsideWhile(ToyTrainer):
+    """`agent_learn` inside a `while`: theirs lost the actor's loop."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        i = 0
+        loss = None
+        while i < 4:
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            loss = self.msrl.agent_learn(td)
+            td = advance(td)
+            i += 1
+            self.msrl.log(i, loss)
+        return i
+
+
+@program
+class LoopOverValuesAndEnumerate(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i, steps in enumerate(self.config.plan):
+            rows = []
+            for _ in range(steps):
+                td = self.msrl.env_step(self.msrl.agent_act(td, steps))
+                rows.append(row(td))
+                td = advance(td)
+            for weight, part in zip(range(len(rows)), rows, strict=True):
+                loss = self.msrl.agent_learn(part, weight)
+            self.msrl.log(i, loss, rows=len(rows))
+
+
+# Branches ------------------------------------------------------------------------------------------------------------
+
+
+@program
+class IfElifElse(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(4):
+            if i == 0:
+                td = self.msrl.env_step(td)
+                kind = "step"
+            elif i == 1:
+                td = self.msrl.env_step(self.msrl.agent_act(advance(td)))
+                kind = "act"
+            elif self.msrl.replay_buffer_size() < 2:
+                self.msrl.replay_buffer_insert(row(td))
+                kind = "insert"
+            else:
+                self.msrl.agent_learn(self.msrl.replay_buffer_sample(2))
+                kind = "learn"
+            self.msrl.log(i, digest(td), kind=len(kind))
+
+
+@program
+class LearnInAConditional(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        loss = None
+        for i in range(5):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            self.msrl.replay_buffer_insert(td)
+            td = advance(td)
+            if self.msrl.replay_buffer_size() >= 6 and i % 2 == 0:
+                loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(4))
+            self.msrl.log(i, loss)
+
+
+@program
+class ConditionalExpressions(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        self.msrl.replay_buffer_insert(row(td))
+        for i in range(4):
+            td = self.msrl.env_step(self.msrl.agent_act(td) if i % 2 else td)
+            ready = i > 0 and self.msrl.replay_buffer_size() > 1
+            full = self.msrl.replay_buffer_size() > 5 or bool(self.msrl.agent_learn(td, want="float") > 50)
+            between = 0 < self.msrl.replay_buffer_size() < 4 < self.msrl.agent_learn(i, want="float")
+            self.msrl.replay_buffer_insert(row(td))
+            td = advance(td)
+            self.msrl.log(i, ready=ready, full=full, between=between)
+
+
+@program
+class Match(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(4):
+            match (i, self.config.envs):
+                case (0, envs):
+                    td = self.msrl.env_step(self.msrl.agent_act(td, envs))
+                case (1 | 2 as k, _):
+                    self.msrl.agent_learn(row(td), k)
+                    td = self.msrl.env_step(advance(td))
+                case _:
+                    self.msrl.replay_buffer_insert(row(td))
+            self.msrl.log(i, digest(td), size=self.msrl.replay_buffer_size())
+
+
+@program
+class DefinedOnSomePaths(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(4):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            if i == 1:
+                first = td.clone()
+                label = i * 10
+            td = advance(td)
+            if i >= 1:
+                loss = self.msrl.agent_learn(first, label)
+                self.msrl.log(i, loss)
+        try:
+            return never
+        except NameError as error:
+            return type(error).__name__
+        never = 3  # noqa: F841
+
+
+@program
+class UnboundNameIsStillAnError(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        if self.config.seed > 10_000:
+            loss = self.msrl.agent_learn(td)
+        try:
+            self.msrl.log(0, loss)
+        except UnboundLocalError as error:
+            self.msrl.log(0, len(str(error)))
+            return error.name
+
+
+# Blocks --------------------------------------------------------------------------------------------------------------
+
+
+@program
+class NoGrad(ToyTrainer):
+    """The toy components' numbers depend on the grad mode: it is entered again in each fragment."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        with torch.no_grad():
+            for i in range(self.config.iterations):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                loss = self.msrl.agent_learn(td)
+                with torch.enable_grad():
+                    td = self.msrl.env_step(advance(td))
+                    other = self.msrl.agent_learn(td)
+                td = advance(td)
+                self.msrl.log(i, loss, other=other["loss"], grad=torch.is_grad_enabled())
+        self.msrl.log(9, self.msrl.agent_learn(td))
+
+
+class Opened:
+    """A context of the user's: it counts, and what it counts is the driver's."""
+
+    def __init__(self) -> None:
+        self.entered, self.depth = 0, 0
+
+    def __enter__(self) -> Opened:
+        self.entered, self.depth = self.entered + 1, self.depth + 1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.depth -= 1
+
+
+@program
+class OwnContext(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        context = Opened()
+        for i in range(self.config.iterations):
+            with context as inside, torch.no_grad():
+                td = self.msrl.env_step(self.msrl.agent_act(td, inside.depth))
+                loss = self.msrl.agent_learn(td)
+                depth = context.depth
+            td = advance(td)
+            self.msrl.log(i, loss, depth=depth, after=context.depth, entered=context.entered)
+
+
+@program
+class SuppressedException(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        reached = 0
+        for i in range(3):
+            with contextlib.suppress(ZeroDivisionError):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                reached += 10 // i
+                self.msrl.agent_learn(td)
+            td = advance(td)
+            self.msrl.log(i, digest(td), reached=reached)
+
+
+@program
+class TryFinally(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        closed = []
+        for i in range(4):
+            try:
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                if i == 1:
+                    continue
+                if i == 3:
+                    break
+                self.msrl.agent_learn(td)
+            finally:
+                closed.append(i)
+                td = advance(td)
+                self.msrl.replay_buffer_insert(row(td))
+            self.msrl.log(i, digest(td))
+        try:
+            return closed, self.msrl.replay_buffer_size()
+        finally:
+            self.msrl.log(9, self.msrl.agent_learn(td, closed))
+
+
+class NotYet(Exception):
+    """Raised by a program that waits."""
+
+
+@program
+class TryExcept(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(4):
+            try:
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                if i % 2 == 0:
+                    raise NotYet(i)
+                loss = self.msrl.agent_learn(td)
+            except NotYet as error:
+                loss = None
+                self.msrl.log(i, waited=error.args[0])
+            except (ValueError, KeyError):
+                self.msrl.log(i, -1)
+            else:
+                self.msrl.log(i, loss)
+            td = advance(td)
+        try:
+            self.msrl.agent_learn({1, 2})
+        except TypeError as error:
+            return str(error)
+
+
+@program
+class ExceptionOfAComponent(ToyTrainer):
+    """An empty buffer cannot be drawn from: caught where the user catches it."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            try:
+                loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(2), want="float")
+            except Exception:
+                loss = -1.0
+            self.msrl.replay_buffer_insert(row(td))
+            self.msrl.log(i, loss)
+
+
+@program
+class EarlyReturn(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(9):
+            for _ in range(2):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                self.msrl.replay_buffer_insert(td)
+                td = advance(td)
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(3), want="float")
+            self.msrl.log(i, loss)
+            if i >= 2 and loss > 5:
+                return {"stopped": i, "loss": loss}
+        return None
+
+
+@program
+class AssertRaiseDelPass(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            assert self.msrl.replay_buffer_size() == 0, "nothing was inserted"
+            batch = td.clone()
+            loss = self.msrl.agent_learn(batch)
+            if i == 5:
+                pass
+            del batch
+            self.msrl.log(i, loss)
+            td = advance(td)
+        try:
+            raise RuntimeError(f"size {self.msrl.replay_buffer_size()}")
+        except RuntimeError as error:
+            said = str(error)
+        try:
+            return said, batch
+        except UnboundLocalError as error:
+            return said, error.name
+
+
+# Expressions ---------------------------------------------------------------------------------------------------------
+
+
+@program
+class TupleUnpacking(ToyTrainer):
+    def train(self):
+        td, best = self.msrl.env_reset(), 0
+        for i in range(self.config.iterations):
+            td, score = self.msrl.agent_act(td, pair=True)
+            (td, (a, *rest)) = (self.msrl.env_step(td), score.tolist())
+            low, high = min(a, *rest), max(a, *rest)
+            best, last = max(best, high), best
+            first, second = self.msrl.agent_learn(td, score), self.msrl.agent_learn(td, low)
+            td = advance(td)
+            self.msrl.log(i, first["loss"], second=second["loss"], best=best, last=last, rest=len(rest))
+        return [best, last]
+
+
+@program
+class AugmentedAssignment(ToyTrainer):
+    """`loss += agent_learn(…)`: theirs made it `=`."""
+
+    def train(self):
+        self.total, stats, history = 0.0, {"loss": 0.0}, [0.0]
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            loss = 1.0
+            for _ in range(3):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                loss += self.msrl.agent_learn(td, want="float")
+                self.total += self.msrl.agent_learn(i, want="float")
+                stats["loss"] -= self.msrl.agent_learn(td, want="float")
+                history[0] *= 1 + self.msrl.replay_buffer_size()
+                history += [self.msrl.agent_learn(len(history), want="float")]
+                td = advance(td)
+            self.msrl.log(i, loss, total=self.total, stats=stats)
+        return history, stats
+
+
+@program
+class Walrus(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        while (size := self.msrl.replay_buffer_size()) < 8:
+            td = self.msrl.env_step(acted := self.msrl.agent_act(td))
+            self.msrl.replay_buffer_insert(row(acted))
+            td = advance(td)
+            if (loss := self.msrl.agent_learn(td, want="float")) > 40:
+                self.msrl.log(size, loss)
+            else:
+                self.msrl.log(size, -loss)
+        return size, loss
+
+
+@program
+class Comprehensions(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            steps = [self.msrl.env_step(self.msrl.agent_act(advance(td))) for _ in range(3)]
+            losses = {k: self.msrl.agent_learn(step, want="float") for k, step in enumerate(steps) if k != 1}
+            kinds = {int(self.msrl.agent_learn(step, want="float")) % 3 for step in steps}
+            nested = [a * b for a in range(2) for b in [self.msrl.replay_buffer_size(), i]]
+            td = advance(steps[-1])
+            self.msrl.log(i, losses=sum(losses.values()), kinds=sum(kinds), nested=sum(nested))
+        return [sorted(losses), sorted(kinds), nested]
+
+
+@program
+class ComprehensionKeepsItsVariable(ToyTrainer):
+    def train(self):
+        i = 41
+        losses = [self.msrl.agent_learn(i, want="float") for i in range(3)]
+        self.msrl.log(i, losses)
+        return i, losses
+
+
+@program
+class NestedCalls(ToyTrainer):
+    """`agent_learn(replay_buffer_sample(n))`: theirs crashed."""
+
+    def train(self):
+        td = self.msrl.env_step(self.msrl.agent_act(self.msrl.env_reset()))
+        for i in range(self.config.iterations):
+            self.msrl.replay_buffer_insert(row(td := self.msrl.env_step(self.msrl.agent_act(advance(td), len("abc")))))
+            self.msrl.log(
+                self.msrl.replay_buffer_size(),
+                self.msrl.agent_learn(self.msrl.replay_buffer_sample(max(1, self.msrl.replay_buffer_size() - i))),
+                other=abs(-self.msrl.agent_learn(digest(td), want="float")),
+            )
+
+
+@program
+class ArgumentsInOrder(ToyTrainer):
+    """Arguments are evaluated from left to right, whatever is called in them."""
+
+    def train(self):
+        td = self.msrl.env_step(self.msrl.env_reset())
+        for i in range(self.config.iterations):
+            before = [i]
+            loss = self.msrl.agent_learn(
+                [len(before), before.append(7), self.msrl.agent_learn(before, want="float"), len(before)],
+                self.msrl.agent_learn(td, want="float"),
+                want="float",
+                mark=before.pop() if self.msrl.replay_buffer_size() == 0 else 3,
+            )
+            self.msrl.log(i, loss, before=len(before))
+        return before
+
+
+@program
+class KeywordAndStarArguments(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        numbers, options = (1, 2), {"want": "float"}
+        for i in range(self.config.iterations):
+            td = self.msrl.agent_act(td, *numbers, i, key=i, **{"other": 5})
+            td = self.msrl.env_step(td=td)
+            more = [*numbers, self.msrl.replay_buffer_size()]
+            loss = self.msrl.agent_learn(td, *more, *[i], **options, **self.marks(i))
+            batch = self.collect(td, *numbers, scale=2)
+            self.msrl.replay_buffer_insert(batch)
+            td = advance(td)
+            self.msrl.log(i, loss, **{"size": self.msrl.replay_buffer_size()})
+
+    def marks(self, i):
+        return {"mark": i}
+
+    def collect(self, td, first, *rest, scale=1, **others):
+        self.msrl.agent_learn([first, *rest], scale, **others)
+        return row(td)
+
+
+@program
+class ManyCallSites(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        td = self.msrl.agent_act(td, 1)
+        td = self.msrl.agent_act(td, 2)
+        td = self.msrl.env_step(td)
+        first = self.msrl.agent_learn(td)
+        td = self.msrl.agent_act(advance(td), 3)
+        td = self.msrl.env_step(td)
+        second = self.msrl.agent_learn(td, first)
+        third = self.msrl.agent_learn(td, second)
+        self.msrl.log(0, first)
+        self.msrl.log(1, second)
+        self.msrl.log(2, third)
+
+
+@program
+class AnyOtherCall(ToyTrainer):
+    """`x = len(y)`: theirs crashed."""
+
+    def train(self):
+        words = ["one", "three"]
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            x = len(words)
+            y = math.floor(max(map(len, words)) / 2)
+            td = self.msrl.env_step(self.msrl.agent_act(td, x))
+            z = sorted(td["observation"][:, 0].tolist())[-1]
+            words.append("x" * int(z))
+            loss = self.msrl.agent_learn(td, y, round(z, 1))
+            td = advance(td)
+            self.msrl.log(i, loss, x=x, y=y, z=z)
+
+
+@program
+class Strings(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        said = []
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            said.append(f"{i}: {self.msrl.agent_learn(td, want='float'):.3f} {self.msrl.replay_buffer_size()!r}")
+            td = advance(td)
+        self.msrl.log(0, len(said))
+        return said
+
+
+# Values --------------------------------------------------------------------------------------------------------------
+
+
+@program
+class LiveAcrossSeveralCuts(ToyTrainer):
+    """A live variable crossing the cut: theirs left it undefined."""
+
+    def train(self):
+        first = td = self.msrl.env_reset()
+        kept = first.clone()
+        total = torch.zeros(2, dtype=torch.float64)
+        for i in range(self.config.iterations):
+            scale = 2.0**i
+            td = self.msrl.env_step(self.msrl.agent_act(td, scale))
+            reward = td["next", "reward"]
+            total = total + reward[:, 0] * scale
+            self.msrl.replay_buffer_insert(td)
+            loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(3), reward, scale)
+            td = advance(td)
+            other = self.msrl.agent_learn(kept, total, reward.mean())
+            self.msrl.log(i, loss["loss"] + other["loss"], reward=reward.sum(), total=total)
+        return total, digest(kept), first is kept
+
+
+@program
+class ChangedInPlace(ToyTrainer):
+    """The learner marks its batch; the actor fills `td`: both are seen under every name of the object."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        other = td
+        for i in range(self.config.iterations):
+            self.msrl.agent_act(td, i)
+            action = td["action"].sum()
+            same = self.msrl.env_step(td) is td
+            self.msrl.agent_learn(td, scale=True)
+            seen = other["seen"]
+            td["observation"].mul_(3).remainder_(17)
+            loss = self.msrl.agent_learn(other)
+            self.msrl.log(i, loss, action=action, seen=seen, same=same, there=digest(other))
+        return other is td
+
+
+@program
+class InsertIsASnapshot(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for _ in range(3):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                self.msrl.replay_buffer_insert(td)
+                td["observation"].fill_(99)
+                td["next", "reward"].zero_()
+                td = advance(td)
+            self.msrl.log(i, self.msrl.agent_learn(self.msrl.replay_buffer_sample(6)))
+
+
+@program
+class ListsOfData(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            steps, returns = [], {"seen": 0}
+            for k in range(3):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                steps.append(td)
+                returns[f"step {k}"] = float(td["next", "reward"].sum())
+                td = advance(td)
+            stacked = torch.stack([step["next", "reward"] for step in steps])
+            loss = self.msrl.agent_learn(steps, returns, stacked)
+            self.msrl.agent_learn(returns)
+            marked = [int(step["seen"].sum()) for step in steps]
+            self.msrl.log(i, loss, marked=marked, returns=sum(returns.values()), seen=returns["seen"])
+
+
+# State ---------------------------------------------------------------------------------------------------------------
+
+
+@program
+class AttributesOfTheTrainer(ToyTrainer):
+    def __init__(self, config):
+        super().__init__(config)
+        self.best, self.returns, self.stats = -math.inf, [], {"n": 0}
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for _ in range(3):
+                td = self.msrl.env_step(self.msrl.agent_act(td, len(self.returns)))
+                self.returns.append(float(td["next", "reward"].sum()))
+                self.stats["n"] += 1
+                td = advance(td)
+            loss = self.msrl.agent_learn(td, self.stats["n"], want="float")
+            if loss > self.best:
+                self.best = loss
+            self.msrl.log(i, loss, best=self.best, n=self.stats["n"], mean=sum(self.returns) / len(self.returns))
+
+
+@program
+class Aliases(ToyTrainer):
+    def train(self):
+        self.rewards = []
+        rewards, stats = self.rewards, {"n": 0, "inner": []}
+        inner = stats["inner"]
+        same = stats
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(td, len(rewards)))
+            rewards.append(float(td["next", "reward"][0]))
+            stats["n"] += 1
+            inner.append(same["n"])
+            td = advance(td)
+            loss = self.msrl.agent_learn(same, self.rewards)
+            self.msrl.log(i, loss, n=len(self.rewards), inner=sum(stats["inner"]), seen=stats["seen"])
+        return rewards is self.rewards, same is stats, inner is same["inner"], same
+
+
+counters = {"steps": 0}
+record: list[float] = []
+seen_losses = 0
+
+
+def count(by: int = 1) -> int:
+    counters["steps"] += by
+    return counters["steps"]
+
+
+@program
+class ModuleGlobals(ToyTrainer):
+    def train(self):
+        global seen_losses
+        counters["steps"], seen_losses = 0, 0
+        record.clear()
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(td, counters["steps"]))
+            count(2)
+            record.append(self.msrl.agent_learn(td, counters["steps"], want="float"))
+            seen_losses += 1
+            td = advance(td)
+            self.msrl.log(i, record[-1], steps=counters["steps"], losses=seen_losses, count=count())
+        return list(record)
+
+
+@program
+class NestedFunctionWithoutComponentCalls(ToyTrainer):
+    def train(self):
+        total = 0.0
+
+        def add(x):
+            nonlocal_free.append(x)
+            return sum(nonlocal_free)
+
+        nonlocal_free = []
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            total = add(float(td["next", "reward"].sum()))
+            double = (lambda x: x * 2 + total)(i)
+            td = advance(td)
+            self.msrl.log(i, self.msrl.agent_learn(td, total, double), total=total, double=double)
+        return nonlocal_free
+
+
+@program
+class UnknownCallsAndDraws(ToyTrainer):
+    """What the compiler cannot see into stays at the driver, and draws from the driver's stream."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            noise = torch.rand(2)
+            td = self.msrl.env_step(self.msrl.agent_act(td, noise))
+            kept = eval("td.clone()", {"td": td})
+            loss = self.msrl.agent_learn(kept, torch.randint(5, (1,)))
+            td = advance(td)
+            self.msrl.log(i, loss, noise=noise, kept=digest(kept))
+
+
+# Names and methods ---------------------------------------------------------------------------------------------------
+
+
+@program
+class AliasOfMsrl(ToyTrainer):
+    def train(self):
+        msrl = self.msrl
+        act = self.msrl.agent_act
+        learn = msrl.agent_learn
+        td = msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = msrl.env_step(act(td, i))
+            loss = learn(td)
+            td = advance(td)
+            msrl.log(i, loss)
+
+
+class Decoy:
+    """Another object with the same method names."""
+
+    def __init__(self, inner: Decoy | None = None) -> None:
+        self.calls, self.msrl = 0, inner
+
+    def agent_act(self, td: Any) -> Any:
+        self.calls += 1
+        return td
+
+    def agent_learn(self, *_: Any) -> int:
+        self.calls += 10
+        return self.calls
+
+
+@program
+class AnotherObjectsAgentAct(ToyTrainer):
+    def train(self):
+        other = Decoy(Decoy())
+        self.decoy = Decoy(other)
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(other.agent_act(td)))
+            loss = self.msrl.agent_learn(td, other.msrl.agent_learn(td), self.decoy.msrl.agent_learn())
+            td = advance(td)
+            self.msrl.log(i, loss, calls=other.calls, decoy=self.decoy.calls)
+
+
+@program
+class AnotherNameForSelf(ToyTrainer):
+    def train(trainer):
+        td = trainer.msrl.env_reset()
+        for i in range(trainer.config.iterations):
+            td = trainer.msrl.env_step(trainer.msrl.agent_act(td))
+            loss = trainer.msrl.agent_learn(td)
+            td = advance(td)
+            trainer.msrl.log(i, loss)
+
+
+@program
+class Helpers(ToyTrainer):
+    """Methods of the trainer: some in one fragment, some in several, one that returns early, one recursive."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.collect(td, steps=3)
+            losses = self.update(4)
+            td, last = self.step_and_learn(td)
+            self.msrl.log(i, sum(losses), last=last, part=self.fraction(i), depth=self.dig(2))
+
+    def collect(self, td, steps):
+        for _ in range(steps):
+            td = self.act_and_step(td)
+            self.msrl.replay_buffer_insert(td)
+            td = advance(td)
+        return td
+
+    def act_and_step(self, td):
+        return self.msrl.env_step(self.msrl.agent_act(td))
+
+    def update(self, times):
+        losses = []
+        for k in range(times):
+            losses.append(self.msrl.agent_learn(self.msrl.replay_buffer_sample(2), k, want="float"))
+            if losses[-1] > 90:
+                return losses
+        return losses
+
+    def step_and_learn(self, td):
+        td = self.act_and_step(td)
+        if td["next", "terminated"].any():
+            return advance(td), -1.0
+        loss = self.msrl.agent_learn(td, want="float")
+        return advance(td), loss
+
+    def fraction(self, i):
+        return i / self.config.iterations
+
+    def dig(self, depth):
+        return 0 if depth == 0 else depth + self.dig(depth - 1)
+
+
+class Base(ToyTrainer):
+    """A bundled-like algorithm: `train` is whole, its parts are methods."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.rollout(td, self.exploration(i))
+            loss = self.improve()
+            self.report(i, loss)
+
+    def exploration(self, i):
+        return 10 - i
+
+    def rollout(self, td, eps):
+        for _ in range(self.config.plan[0]):
+            td = self.msrl.env_step(self.msrl.agent_act(td, eps))
+            self.msrl.replay_buffer_insert(td)
+            td = advance(td)
+        return td
+
+    def improve(self):
+        return self.msrl.agent_learn(self.msrl.replay_buffer_sample(3))
+
+    def report(self, i, loss):
+        self.msrl.log(i, loss)
+
+
+@program
+class OverridesOneMethod(Base):
+    def improve(self):
+        first = self.msrl.agent_learn(self.msrl.replay_buffer_sample(2), want="tensor")
+        return first + self.msrl.agent_learn(self.msrl.replay_buffer_sample(4), want="tensor")
+
+
+@program
+class CallsSuper(Base):
+    def rollout(self, td, eps):
+        td = super().rollout(td, eps + 1)
+        return super().rollout(td, eps=eps)
+
+    def improve(self):
+        self.improved = getattr(self, "improved", 0) + 1
+        loss = super().improve()
+        return super(CallsSuper, self).improve() if self.improved % 2 else loss  # noqa: UP008
+
+    def exploration(self, i):
+        return super().exploration(i) * 2
+
+
+@program
+class SuperTrain(Base):
+    def train(self):
+        self.begun = True
+        super().train()
+        self.msrl.log(99, self.msrl.agent_learn(7))
+        return self.begun
+
+
+class Mixin:
+    """A second base, which is no trainer by itself."""
+
+    def report(self, i, loss):
+        self.reported = i
+        super().report(i, loss)
+        self.msrl.log(i + 100, self.msrl.agent_learn(i))
+
+
+@program
+class TwoBases(Mixin, Base):
+    pass
+
+
+@program
+class Properties(ToyTrainer):
+    @property
+    def scale(self) -> int:
+        return self.config.envs * 3
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+    @classmethod
+    def square(cls, x):
+        return cls.double(x) * x
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.env_step(self.msrl.agent_act(td, self.scale, self.double(i)))
+            loss = self.msrl.agent_learn(td, self.square(i))
+            td = advance(td)
+            self.msrl.log(i, loss, scale=self.scale)
+
+
+@program
+class ItsOwnName(ToyTrainer):
+    """A trainer that says what it is."""
+
+    @classmethod
+    def name(cls):
+        return cls.__name__
+
+    def train(self):
+        td = self.msrl.env_reset()
+        self.msrl.log(0, self.msrl.agent_learn(td, type(self).__name__))
+        return self.name(), type(self).__name__, self.__class__.__qualname__, isinstance(self, ItsOwnName)
+
+
+# Surface -------------------------------------------------------------------------------------------------------------
+
+
+@program
+class NoDocstring(ToyTrainer):
+    """No docstring: theirs lost the first statement."""
+
+    def train(self):
+        first = self.msrl.env_reset()
+        self.msrl.log(0, self.msrl.agent_learn(first))
+
+
+@program
+class Docstring(ToyTrainer):
+    def train(self):
+        """What it does.
+
+        With a second paragraph, a `backtick` and a \\ backslash.
+        """
+        first = self.msrl.env_reset()
+        "a string that nobody reads"
+        self.msrl.log(0, self.msrl.agent_learn(first))
+
+
+@program
+class CommentsAndHints(ToyTrainer):
+    def train(self) -> dict[str, float]:  # a comment here
+        # Why it begins so.
+        td: Any = self.msrl.env_reset()  # and here
+        losses: list[float]
+        losses = []
+        best: float = -1.0
+
+        for i in range(
+            self.config.iterations,  # turns
+        ):
+            # the step
+            td = self.msrl.env_step(
+                self.msrl.agent_act(
+                    td,
+                    i,  # told
+                )
+            )
+            y = i + 3
+            best = max(best, y)
+            losses.append(self.msrl.agent_learn(td, y, want="float"))
+            td = advance(td)
+            self.msrl.log(i, losses[-1], best=best)
+            # the end of the loop
+        return {"best": best}
+        # the end of it all
+
+
+# fmt: off
+@program
+class OneLineMethods(ToyTrainer):
+    def train(self): self.msrl.log(0, self.update(self.msrl.env_reset()))
+
+    def update(self, td): return self.msrl.agent_learn(td)
+
+
+@program
+class SeveralStatementsOnALine(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset(); total = 0
+        for i in range(3): td = advance(self.msrl.env_step(self.msrl.agent_act(td))); total += i
+        if total > 2: loss = self.msrl.agent_learn(td); self.msrl.log(0, loss)
+        else: self.msrl.log(1, total)
+        while total > 0: total -= 1; self.msrl.agent_learn(total)
+        return total
+# fmt: on
+
+
+@program
+class NamesThatCouldClash(ToyTrainer):
+    def train(self):
+        _fdg = driver = learner = actors = region = fragment = 1
+        _returned, returned, result, msrl_ = 2, 3, 4, 5
+        td = self.msrl.env_reset()
+        for _ in range(3):
+            td = self.msrl.env_step(self.msrl.agent_act(td, _fdg, driver))
+            for _ in range(2):
+                learner += self.msrl.agent_learn(td, actors, region, fragment, want="float")
+            td = advance(td)
+            self.msrl.log(_, learner, a=_returned, b=returned, c=result, d=msrl_)
+        return learner
+
+
+# The tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", PROGRAMS, ids=lambda trainer: trainer.__name__)
+def test_construct(trainer: type[Trainer]) -> None:
+    check(trainer)
+
+
+FEW = [ForLoops, LearnInsideTheStepLoop, TryFinally, Comprehensions, ChangedInPlace, Aliases, Helpers, CallsSuper]
+FEW += [NoGrad, DataDependentLoop]
+
+
+@pytest.mark.parametrize("off", [*PASSES, "all"])
+@pytest.mark.parametrize("trainer", FEW, ids=lambda trainer: trainer.__name__)
+def test_a_program_means_the_same_without_a_pass(trainer: type[Trainer], off: str) -> None:
+    check(trainer, tuple(name for name in PASSES if off not in (name, "all")))
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_other_seeds_and_sizes(seed: int) -> None:
+    for trainer in (DataDependentLoop, BreakAndContinue, LoopElse, Helpers):
+        check(trainer, seed=seed, envs=seed)
+
+
+def test_a_trainer_inside_a_function_uses_what_encloses_it() -> None:
+    scale, bag = 3, []
+
+    def weigh(x):
+        return x * scale
+
+    class Inner(ToyTrainer):
+        def train(self):
+            td = self.msrl.env_reset()
+            for i in range(self.config.iterations):
+                td = self.msrl.env_step(self.msrl.agent_act(td, weigh(i)))
+                bag.append(i)
+                loss = self.msrl.agent_learn(td, scale, len(bag))
+                td = advance(td)
+                self.msrl.log(i, loss, weight=weigh(i), bag=len(bag))
+            return len(bag)
+
+    expected = launch(Inner)
+    assert bag == [0, 1, 2]
+    for policy in POLICIES:
+        bag.clear()
+        assert_results_equal(expected, launch(Inner, policy=policy), policy)
+        assert bag == [0, 1, 2], "the list that encloses the class is the one that was appended to"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Any]:
+    """Writes a file into a folder that is no package; returns its module."""
+
+    def write_file(name: str, text: str) -> Any:
+        file = tmp_path / f"{name}.py"
+        file.write_text(textwrap.dedent(text))
+        return import_file(str(file))
+
+    yield write_file
+
+
+def test_a_trainer_outside_any_package(write: Any) -> None:
+    module = write(
+        "lonely_trainer",
+        """
+        from toy import ToyTrainer, advance
+
+        SCALE = 4
+
+        def scaled(x):
+            return x * SCALE
+
+        class Lonely(ToyTrainer):
+            def train(self):
+                td = self.msrl.env_reset()
+                for i in range(self.config.iterations):
+                    td = self.msrl.env_step(self.msrl.agent_act(td, scaled(i)))
+                    loss = self.msrl.agent_learn(td)
+                    td = advance(td)
+                    self.msrl.log(i, loss)
+        """,
+    )
+    check(module.Lonely)
+
+
+def test_bases_in_other_files_see_their_own_names(write: Any) -> None:
+    """Both files have a `NAME` and a `note`; each method means its own file's."""
+    write(
+        "far_base",
+        """
+        from toy import ToyTrainer, advance as forward
+
+        NAME, seen = "base", []
+
+        def note(x):
+            seen.append(x)
+            return len(seen)
+
+        class FarBase(ToyTrainer):
+            def train(self):
+                seen.clear()
+                td = self.msrl.env_reset()
+                for i in range(self.config.iterations):
+                    td = self.rollout(td)
+                    self.msrl.log(i, self.learn(td), noted=note(i), name=len(NAME))
+                return list(seen)
+
+            def rollout(self, td):
+                for _ in range(2):
+                    td = forward(self.msrl.env_step(self.msrl.agent_act(td, NAME)))
+                return td
+
+            def learn(self, td):
+                return self.msrl.agent_learn(td, NAME)
+        """,
+    )
+    module = write(
+        "near_child",
+        """
+        import far_base
+        from far_base import FarBase
+
+        NAME = "child!"
+
+        def note(x):
+            return -x
+
+        class Near(FarBase):
+            def learn(self, td):
+                loss = super().learn(td)["loss"]
+                return loss + self.msrl.agent_learn(td, NAME, note(3), want="tensor")
+
+            def rollout(self, td):
+                return super().rollout(super().rollout(td))
+        """,
+    )
+    check(module.Near)
+
+
+def test_a_subclass_of_a_bundled_trainer_overrides_one_method(write: Any) -> None:
+    module = write(
+        "my_dqn",
+        """
+        from fdg.algorithms.dqn import DQN
+        from toy import ToyTrainer
+
+        class Mine(DQN):
+            agent, replay_buffer = ToyTrainer.agent, ToyTrainer.replay_buffer
+
+            def epsilon(self, i):
+                return super().epsilon(i) / 2 if i else 1.0
+        """,
+    )
+    small = {"iterations": 3, "steps": 4, "updates": 2, "learning_starts": 6, "batch_size": 4, "envs": 2}
+    config = module.Mine.config_class()(env=make, **small)
+    assert len(check(module.Mine, config=config).history) == 3
+
+
+def test_no_program_is_changed_by_being_projected() -> None:
+    """`local` runs the user's own class, before and after fragments were made of it."""
+    before = launch(ForLoops)
+    assert type(before.trainer) is ForLoops
+    launch(ForLoops, policy="single_learner_coarse")
+    assert_results_equal(before, launch(ForLoops), "after")
