@@ -306,7 +306,7 @@ class Replica:
         self._cancelled = True
         if self._thread.is_alive():
             self._go.release()
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=min(5.0, self.world.deadline))
 
     def _live(self) -> None:
         self._go.acquire()

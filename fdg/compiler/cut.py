@@ -243,6 +243,11 @@ class Cutter:
                 continue
             index += 1
             each = self.strict and statement.varying and not once and not is_jump(statement) and key == DRIVER
+            if each and "draws random numbers" in statement.whole.pinned:
+                raise statement.origin.error(
+                    f"random numbers are drawn here once per actor, at the driver ({statement.whole.pinned})",
+                    "draw in Actor.act, or before, into a value that does not depend on environments or actors",
+                )
             if each and statement.leaves:
                 raise statement.origin.error(
                     "a jump that depends on a varying value stands among statements that stay at the driver",
@@ -565,10 +570,17 @@ class Handles:
 
     def __init__(self, analysis: Analysis, interfaces: Interfaces, mixed: list[Method]) -> None:
         self.analysis, self.interfaces = analysis, interfaces
-        self.names = {method.key: self.find(method) for method in mixed}
+        self.attributes = set(interfaces.resident_attributes)
+        self.names: dict[tuple[str, str], set[str]] = {}
+        before = -1
+        while before != len(self.attributes):  # an attribute that one method gives a handle is one in all
+            before = len(self.attributes)
+            for method in mixed:
+                self.names[method.key] = self.find(method)
+                self.attributes |= {name for name in self.names[method.key] if is_attribute(name)}
 
     def find(self, method: Method) -> set[str]:
-        found = set(self.interfaces.resident_attributes)
+        found = set(self.attributes)
         if method is not self.analysis.train:
             found |= set(method.parameters)
         while True:
