@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TYPES := build/types
+# For networks of this size more threads mostly wait for each other. Their number is part of an experiment's result.
+export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help env run test test-slow check format bench clean

@@ -90,7 +90,8 @@ class Coordinator:
         for name in region.restores:
             self.come_back(instance, name, inputs[name], resolved[argument(name)], back)
         outputs = tuple(
-            self.leave(instance, port, value, back) for port, value in zip(region.outputs, results, strict=True)
+            self.leave(instance, port, value, back, [inputs[name] for name in region.shares.get(port.name, ())])
+            for port, value in zip(region.outputs, results, strict=True)
         )
         return outputs[0] if len(outputs) == 1 else outputs or None
 
@@ -113,11 +114,11 @@ class Coordinator:
         self.cross(value.store.owner, instance.fragment, name, value.value)
         return copied(value.value, lent if value.store.owner == DRIVER else others)
 
-    def leave(self, instance: Instance, port: Port, value: Any, back: Return) -> Any:
+    def leave(self, instance: Instance, port: Port, value: Any, back: Return, shared: list[Any]) -> Any:
         if value is UNBOUND:
             return value
-        if id(value) in back.originals:
-            # The driver's own object, on its way back: it stays the driver's, under all its names.
+        if id(value) in back.originals or (back.originals and any(self.is_drivers(given) for given in shared)):
+            # The driver's own object, or one that holds it: it stays the driver's, under all its names.
             self.cross(instance.fragment, DRIVER, port.name, value)
             return back.value(value)
         if port.plain == "yes" or (port.plain == "maybe" and isinstance(value, ATOMS)):
@@ -128,6 +129,12 @@ class Coordinator:
             self.cross(instance.fragment, DRIVER, port.name, value)
             handle.read()
         return handle
+
+    def is_drivers(self, value: Any) -> bool:
+        """Whether a value is an object that lives at the driver."""
+        if isinstance(value, Handle):
+            return value.store.owner == DRIVER
+        return not isinstance(value, (*ATOMS, Varying)) and value is not UNBOUND
 
     def come_back(self, instance: Instance, name: str, given: Any, inside: Any, back: Return) -> None:
         """An object that a region may have changed: the driver's changes too; a handle moves to where it is newest."""

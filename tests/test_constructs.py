@@ -18,7 +18,7 @@ import torch
 from reference import Namespace, copied, differences
 from toy import ToyTrainer, advance, digest, make, row
 
-from fdg.api import Trainer
+from fdg.api import Trainer, pure
 from fdg.compiler import PASSES
 from fdg.registry import import_file
 from fdg.runtime.run import Result, launch
@@ -803,6 +803,36 @@ class Aliases(ToyTrainer):
         return rewards is self.rewards, same is stats, inner is same["inner"], same
 
 
+@program
+class AliasOfAnInnerList(ToyTrainer):
+    def train(self):
+        stats = {"inner": []}
+        inner = stats["inner"]
+        self.msrl.log(0, self.msrl.agent_learn(stats))
+        inner.append(1)
+        self.msrl.log(1, self.msrl.agent_learn(stats))
+        stats["inner"].append(2)
+        return stats, inner, inner is stats["inner"]
+
+
+@pure
+def same(x):
+    """Pure: it writes nothing. What it returns is its argument all the same."""
+    return x
+
+
+@program
+class AliasThroughAPureFunction(ToyTrainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(2):
+            other = self.msrl.env_step(self.msrl.agent_act(same(td)))
+            self.msrl.log(i, self.msrl.agent_learn(same(other)), there=digest(td))
+        steps = [self.msrl.env_step(self.msrl.agent_act(same(td))) for _ in range(2)]
+        self.msrl.log(2, self.msrl.agent_learn(steps), there=digest(td))
+        return steps[0] is td, digest(td), digest(steps)
+
+
 counters = {"steps": 0}
 record: list[float] = []
 seen_losses = 0
@@ -1033,6 +1063,19 @@ class CallsSuper(Base):
 
     def exploration(self, i):
         return super().exploration(i) * 2
+
+
+@program
+class NestedSuper(Base):
+    def rollout(self, td, eps):
+        return super().rollout(super().rollout(td, eps), eps)
+
+    def improve(self):
+        first = self.twice(super().improve())
+        return first
+
+    def twice(self, x):
+        return self.msrl.agent_learn(self.msrl.agent_learn(x))
 
 
 @program

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fdg.compiler.connect import Connect, Rates, edge_rates, name_regions
-from fdg.compiler.cut import DRIVER, PASSES, Cutter, Handles, Interfaces
+from fdg.compiler.cut import DRIVER, PASSES, Cutter, Handles, Interfaces, pin_captured
 from fdg.compiler.effects import analyse
 from fdg.compiler.emit import Emitter
 from fdg.compiler.flow import total
@@ -56,6 +56,8 @@ class Projection:
         self.source, self.policy, self.passes = source, policy, passes
         self.analysis = analyse(source, actors)
         Typing(self.analysis)
+        for method in self.analysis.methods.values():
+            pin_captured(method)
         self.cutter = Cutter(self.analysis, policy, passes)
         self.mixed = self.find_mixed()
         if "hoist" in passes:
@@ -90,6 +92,7 @@ class Projection:
                     plan.inputs,
                     plan.outputs,
                     plan.restores,
+                    plan.shares,
                     plan.per,  # type: ignore[arg-type]
                     rates.of(plan),
                 )

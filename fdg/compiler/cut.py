@@ -44,7 +44,7 @@ class RegionPlan:
     outputs: list[Port] = field(default_factory=list)
     restores: list[str] = field(default_factory=list)
     """Inputs whose objects the region may change in place."""
-    loops: list[str] = field(default_factory=list)
+    shares: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -417,6 +417,19 @@ def plain_target(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Name) or (isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name))
 
 
+def captured_names(method: Method) -> set[str]:
+    """Variables that a stored function refers to."""
+    return {name for statement in walk(method.body) for name in statement.whole.captured}
+
+
+def pin_captured(method: Method) -> None:
+    """What a stored function refers to is assigned at the driver, where the function is."""
+    captured = captured_names(method)
+    for statement in walk(method.body):
+        if not statement.head.calls:
+            statement.head.captured |= statement.head.writes & captured
+
+
 class Interfaces:
     """Works out every region's ports."""
 
@@ -449,7 +462,9 @@ class Interfaces:
 
         Liveness(names, full_uses, record).block(method.body, set(at_return), exits)
         certainly_bound(method.body, set(method.parameters))
-        captured = {name for statement in walk(method.body) for name in statement.whole.captured}
+        captured = captured_names(method)
+        for after in live.values():
+            after |= captured  # a stored function may read them whenever it is called
         read_by_driver: dict[int, set[str]] = {}
 
         def record_driver(statement: Statement, after: set[str]) -> None:
@@ -510,6 +525,14 @@ class Interfaces:
             )
             for name in sorted(inputs)
         ]
+        for name in sorted(outputs):
+            same = [other for other in inputs if other != name and aliases.find(other) == aliases.find(name)]
+            own = [name] if name in inputs else []
+            if same or own:
+                plan.shares[name] = sorted(same + own)
+        kept = {other for name, others in plan.shares.items() for other in others if other != name}
+        if not (strict and plan.per == "actor"):
+            mutated |= kept
         plan.restores = sorted(mutated & inputs)
         by_value = {name for name in outputs if name in driver or "resident" not in self.passes}
         # Names of one object travel in one message, the same way.

@@ -552,7 +552,11 @@ class Lowering:
 
     def sequence(self, node: Any, origin: Origin, out: list[Statement]) -> Any:
         """Lift the parts of a node that Python evaluates one after the other."""
-        parts = subexpressions(node)
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and not self.bearing.call(node, self.method):
+            # A method is looked up on its object before the arguments are evaluated: hold the object, not the method.
+            parts = [node.func.value, *(part for argument in node.args for part in subexpressions(argument))]
+        else:
+            parts = subexpressions(node)
         bearing = [index for index, part in enumerate(parts) if self.has(part)]
         if not bearing:
             return node
