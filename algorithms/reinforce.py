@@ -34,6 +34,8 @@ class REINFORCEConfig(Config):
     def validate(self) -> None:
         super().validate()
         self.at_least(1, "episodes_per_iter", "hidden_dim")
+        self.at_least(0, "lr")
+        self.between(0, 1, "gamma")
         if self.episodes_per_iter % self.actors:
             more = -(-self.episodes_per_iter // self.actors) * self.actors
             raise UsageError(
@@ -78,16 +80,18 @@ class PolicyLearner(Learner):
 
     def __init__(self, policy: Policy, lr: float) -> None:
         self.policy = policy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr, fused=True)
 
-    def learn(self, batch: TensorDict) -> torch.Tensor:
-        returns = batch["return"]
+    def learn(self, rows: TensorDict) -> dict[str, torch.Tensor]:
+        returns = rows["return"]
         advantage = (returns - returns.mean()) / (returns.std() + 1e-8)
-        loss = -(self.policy(batch["observation"]).log_prob(batch["action"]) * advantage).mean()
+        log_prob = self.policy(rows["observation"]).log_prob(rows["action"])
+        loss = -(log_prob * advantage).mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        return loss
+        episodes = rows["next", "done"].sum()
+        return {"loss": loss.detach(), "episodes": episodes, "batch_return": rows["next", "reward"].sum() / episodes}
 
 
 class REINFORCE(Trainer):
@@ -99,33 +103,36 @@ class REINFORCE(Trainer):
         policy = Policy(spec, self.config.hidden_dim)
         return Agent(PolicyActor(policy), PolicyLearner(policy, self.config.lr))
 
-    def quota(self) -> torch.Tensor:
-        """Episodes that each environment of an actor has to finish in one iteration.
-
-        Fixed beforehand: taking whichever episodes end first would favour short ones.
-        """
-        episodes, envs = self.config.episodes_per_iter // self.config.actors, self.config.envs
-        return episodes // envs + (torch.arange(envs) < episodes % envs).long()
-
     def train(self) -> None:
         for i in range(self.config.iterations):
             td = self.msrl.env_reset()
-            missing = self.quota()
+            owed = quotas(self.config)
             steps = []
-            while missing.any():
+            while owed.any():
                 td = self.msrl.agent_act(td)
                 td = self.msrl.env_step(td)
-                td["counts"] = missing > 0  # an environment that has met its quota steps on, but does not count
-                missing = missing - (td["counts"] & td["next", "done"].squeeze(-1)).long()
+                td["counts"] = owed > 0
+                owed = owed - (td["counts"] & td["next", "done"].squeeze(-1)).long()
                 steps.append(td)
                 td = step_mdp(td)
-            batch = with_returns(torch.stack(steps), self.config.gamma)
-            loss = self.msrl.agent_learn(batch)
-            self.msrl.log(i, loss)
+            rows = with_returns(torch.stack(steps), self.config.gamma)
+            metrics = self.msrl.agent_learn(rows)
+            self.msrl.log(i, metrics)
+
+
+def quotas(config: REINFORCEConfig) -> torch.Tensor:
+    """Episodes that each environment of an actor owes in one iteration.
+
+    They are fixed beforehand and every one is finished: taking the first to end would favour short episodes. An
+    environment that has paid steps on beside the others, but what it does no longer counts.
+    """
+    episodes = config.episodes_per_iter // config.actors
+    return episodes // config.envs + (torch.arange(config.envs) < episodes % config.envs).long()
 
 
 def with_returns(steps: TensorDict, gamma: float) -> TensorDict:
     """The steps [T, E] that count, as rows, each with the discounted return from there to the end of its episode."""
     reward, done = steps["next", "reward"].squeeze(-1), steps["next", "done"].squeeze(-1)
-    rows = steps.select("observation", "action").set("return", reward2go(reward, done, gamma))
-    return rows[steps["counts"]]
+    steps = steps.select("observation", "action", "counts", ("next", "reward"), ("next", "done"))
+    steps["return"] = reward2go(reward, done, gamma)
+    return steps[steps["counts"]]

@@ -64,6 +64,13 @@ class Config:
             if not isinstance(value, (int, float)) or value < least:
                 raise UsageError(f"{name} is {value!r}; it must be at least {least}")
 
+    def between(self, least: float, most: float, *names: str) -> None:
+        """Refuse fields whose value is below `least` or above `most`."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not least <= value <= most:
+                raise UsageError(f"{name} is {value!r}; it must be from {least} to {most}")
+
     def frames_per_iteration(self) -> int | None:
         """Environment steps in one iteration, None if it varies. Lets `--total-timesteps` stand for `--iterations`."""
         steps = getattr(self, "steps", None)

@@ -34,10 +34,11 @@ class RunConsole:
         self.folder = folder
         self.iterations = 0
         self.values: list[str] = []
-        self._rows: deque[list[str]] = deque(maxlen=ROWS_SHOWN)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=ROWS_SHOWN)
         self._live: Live | None = None
         self._shown = 0.0
         self._lines = 0
+        self._header: list[str] = []
         self._pending = False
 
     def on_start(self, config: Config, graph: Graph | None) -> None:
@@ -50,9 +51,9 @@ class RunConsole:
             self._live.start()
 
     def on_log(self, row: dict[str, Any]) -> None:
-        if not self._rows:
-            self.values = list(row["values"])[:VALUES_SHOWN]
-        self._rows.append(self._cells(row))
+        new = [name for name in row["values"] if name not in self.values]  # a loss may come after a warm-up
+        self.values = (self.values + new)[:VALUES_SHOWN]
+        self._rows.append(row)
         self._pending = True
         every = REFRESH_SECONDS if self._live else LINE_SECONDS if self._lines >= FIRST_LINES else 0.0
         if time.monotonic() - self._shown >= every:
@@ -101,9 +102,10 @@ class RunConsole:
             self._live.update(self._table(), refresh=True)
             return
         widths = [max(11, len(name)) for name in self.columns]
-        if self._lines == 0:
-            self._line(self.columns, widths)
-        self._line(self._rows[-1], widths)
+        if self._header != self.columns:
+            self._header = self.columns
+            self._line(self._header, widths)
+        self._line(self._cells(self._rows[-1]), widths)
         self._lines += 1
 
     def _line(self, cells: list[str], widths: list[int]) -> None:
@@ -114,8 +116,8 @@ class RunConsole:
         table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold")
         for name in self.columns:
             table.add_column(name, justify="right", no_wrap=True)
-        for cells in self._rows:
-            table.add_row(*cells)
+        for row in self._rows:
+            table.add_row(*self._cells(row))
         return table
 
 

@@ -18,11 +18,19 @@ ALIASES = {
     "collections": "iterations",
     "num_iterations": "iterations",
     "num_actors": "actors",
+    "optim_steps": "updates",
+    "warmup_frames": "learning_starts",
+    "target_update_tau": "tau",
+    "start_e": "epsilon_start",
+    "end_e": "epsilon_end",
 }
 """Names that users of CleanRL, rl-zoo and Flame's examples type → ours. A config's own field of that name wins."""
 
 TIMESTEPS = "total_timesteps"
 """Not a field: frames to see, turned into iterations."""
+
+COLLECTION = "frames_per_collection"
+"""Not a field: frames of one iteration over all environments, turned into the steps of each."""
 
 
 def read_config(
@@ -41,6 +49,12 @@ def read_config(
         values[name] = value
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     values["env"] = resolve_env(values.get("env", defaults["env"]))  # the full id is what is recorded
+    frames = values.pop(COLLECTION, None)
+    if frames is not None:
+        if "steps" in values:
+            raise UsageError("--frames-per-collection and --steps both say how much to collect; give one of them")
+        config = make_config(cls, values)
+        values["steps"] = math.ceil(whole_number(COLLECTION, frames) / (config.actors * config.envs))
     timesteps = values.pop(TIMESTEPS, None)
     if timesteps is not None:
         if "iterations" in values:
@@ -104,15 +118,12 @@ def field_name(key: str, types: Mapping[str, Any]) -> str | None:
     for candidate in (name, *others):
         if candidate in types:
             return candidate
-    return name if name == TIMESTEPS else None
+    return name if name == TIMESTEPS or (name == COLLECTION and "steps" in types) else None
 
 
 def iterations_for(config: Config, timesteps: str) -> int:
     """How many iterations it takes to see that many frames."""
-    try:
-        wanted = read_value(timesteps, int)
-    except ValueError:
-        raise UsageError(f"total_timesteps is {timesteps!r}; expected int") from None
+    wanted = whole_number(TIMESTEPS, timesteps)
     frames = config.frames_per_iteration()
     if not frames:
         raise UsageError(
@@ -120,6 +131,14 @@ def iterations_for(config: Config, timesteps: str) -> int:
             "use --iterations, or write its method frames_per_iteration"
         )
     return math.ceil(wanted / frames)
+
+
+def whole_number(name: str, text: str) -> int:
+    """The number that a flag gives which is no field."""
+    try:
+        return read_value(text, int)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; expected int") from None
 
 
 def flag_table(cls: type[Config]) -> list[tuple[str, str, str, str]]:

@@ -27,6 +27,10 @@ ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.Function
          types.ModuleType, range, torch.device, torch.dtype, torch.Size)  # fmt: skip
 
 
+SMALL = 2**20
+"""Bytes of memory that are copied whole, so that views of it stay views."""
+
+
 class Unbound:
     """Stands for a variable that has no value (yet)."""
 
@@ -118,7 +122,7 @@ class Handle:
         return f"<handle to an object in {self.store.owner}>"
 
 
-def copied(value: Any, memo: dict[int, Any]) -> Any:
+def copied(value: Any, memo: dict[Any, Any]) -> Any:
     """A deep copy for a crossing. `memo` maps ids of originals to (original, copy); use one memo per message."""
     if isinstance(value, ATOMS) or isinstance(value, Unbound):
         return value
@@ -127,7 +131,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
         return known[1]
     new: Any
     if isinstance(value, torch.Tensor):
-        new = copied_tensor(value)
+        new = copied_tensor(value, memo)
         if isinstance(value, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
     elif isinstance(value, TensorDictBase):
@@ -166,12 +170,19 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
     return new
 
 
-def copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's copy, cut from autograd, in the same layout: torch adds up strided memory in another order."""
+def copied_tensor(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """A tensor's copy, cut from autograd, in the same layout: torch adds up strided memory in another order.
+
+    Tensors of one message that share memory still do. Only a small view of much memory becomes a tensor of its own.
+    """
     tensor = tensor.detach()
-    if tensor.is_contiguous() or 0 in tensor.stride():
+    storage = tensor.untyped_storage()
+    if not tensor.numel() or storage.nbytes() > max(16 * tensor.nbytes, SMALL):
         return tensor.clone()
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+    key = f"storage {storage.data_ptr()}"
+    if key not in memo:
+        memo[key] = (storage, storage.clone())
+    return torch.empty(0, dtype=tensor.dtype).set_(memo[key][1], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 class Return:

@@ -433,6 +433,17 @@ def test_piped_lines_are_aligned_and_do_not_flood():
     assert lines[-1].split()[:5] == ["4,999", "499,900", "200", "20", "0.5"]
 
 
+def test_a_value_that_comes_later_gets_its_column():
+    out = io.StringIO()
+    console = RunConsole(Console(file=out, width=100))
+    console.on_start(Config(iterations=2), None)
+    console.on_log(row(0, epsilon=1.0))
+    console.on_log(row(1, loss=0.5, epsilon=0.9))
+    header, first, wider, second = (line.split() for line in out.getvalue().splitlines())
+    assert (header[4:6], first[3]) == (["epsilon", "time"], "1")
+    assert (wider[4:6], second[4:6]) == (["epsilon", "loss"], ["0.9", "0.5"])
+
+
 def test_the_live_table_ends_with_the_last_rows():
     lines = shown(40, terminal=True)
     tail = [line.split() for line in lines[-ROWS_SHOWN:]]

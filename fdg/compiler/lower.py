@@ -347,7 +347,19 @@ class Lowering:
                 return
         elif isinstance(node, (cst.Return, cst.Raise, cst.Assert, cst.Del)) and self.has(node):
             node = self.sequence(node, origin, out)
+        if isinstance(node, cst.Return) and node.value is not None and self.join_arguments:
+            # A varying part of the result is computed once per actor, before the return.
+            value = node.value
+            items = [item.value for item in value.elements] if isinstance(value, cst.Tuple) else [value]
+            if not any(isinstance(item, cst.StarredElement) for item in getattr(value, "elements", ())):
+                pairs = [(item, self.spill(item, "value", origin, out)) for item in items if not self.atomic(item)]
+                node = replaced(node, pairs)
         out.append(self.make("simple", origin, {"node": node}))
+
+    def atomic(self, node: cst.BaseExpression) -> bool:
+        return isinstance(node, (cst.BaseNumber, cst.SimpleString, cst.Name)) or (
+            isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name)
+        )
 
     def augmented(self, node: cst.AugAssign, origin: Origin, out: list[Statement]) -> cst.BaseSmallStatement:
         if self.has(node.target):
