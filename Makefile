@@ -8,7 +8,7 @@ TYPES := build/types
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-slow check format bench clean
+.PHONY: help env run test test-slow check format docs bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,9 @@ check: env  ## ruff (rules and format) and mypy
 format: env  ## apply ruff's fixes and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: env  ## write what commands print, as the pages show it, anew
+	$(BIN)/python tests/test_docs.py
 
 bench: env  ## every benchmark; the numbers are of this machine
 	@for file in benchmarks/*.py; do test -f "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

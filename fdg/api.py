@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from fdg.config import Config
+from fdg.errors import UsageError
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -74,7 +75,13 @@ class Trainer:
     @classmethod
     def config_class(cls) -> type[Config]:
         """The dataclass that the `config` annotation of this trainer names."""
-        return get_type_hints(cls, localns={"MSRL": object}).get("config", Config)
+        try:
+            return get_type_hints(cls, localns={"MSRL": object}).get("config", Config)
+        except NameError as error:
+            raise UsageError(
+                f"{cls.__name__}: the annotation of `config` cannot be resolved ({error}); define the config class at the "
+                "top level of the trainer's module"
+            ) from None
 
 
 def pure(function: Function) -> Function:

@@ -51,7 +51,7 @@ class MSRL:
         self._env, self._actor, self._learner, self._buffer = env, actor, learner, buffer
         self._evaluation, self._log = evaluation, log
         self._weights = weights or []
-        self._marks: list[int] | None = None
+        self._marks = [tensor._version for tensor in self._weights]
         self._sample_work = sample_work
         self.version = 0
         """How many times the learner has learned."""
@@ -161,11 +161,8 @@ class MSRL:
         return result
 
     def _check_weights(self) -> None:
-        if self._marks is not None and self._marks != [tensor._version for tensor in self._weights]:
-            raise RunError(
-                "weights were written outside `learn` (by the actor?): actors run on copies, so such a write would be lost; "
-                "write them in Learner.learn"
-            )
+        if self._marks != [tensor._version for tensor in self._weights]:
+            raise weights_written()
 
     def _joined(self, value: Any) -> Any:
         return join(list(value), self.config.envs, "agent_learn") if isinstance(value, Varying) else value
@@ -215,6 +212,13 @@ class MSRL:
         if isinstance(x, (bool, int, float)) or (isinstance(x, torch.Tensor) and x.dim() == 0):
             return torch.as_tensor(x).reshape(1)
         return x
+
+
+def weights_written() -> RunError:
+    return RunError(
+        "weights were written outside `learn` (by the actor?): actors run on copies, so such a write would be lost; "
+        "write them in Learner.learn"
+    )
 
 
 def sample_work(batch: Any, rounds: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from fdg.compiler.emit import argument
+from fdg.compiler.operations import OPERATIONS
 from fdg.errors import GraphError
 from fdg.graph import DRIVER, Graph, Port, Region
 from fdg.msrl import MSRL
@@ -226,13 +227,17 @@ class DriverMSRL(MSRL):
             return Varying(self.fetch(item) for item in value)
         return value.read() if isinstance(value, Handle) else value
 
-    def take(self, value: Any) -> Any:
-        """Bring an object to the driver, which is about to change it: all its names now mean the driver's object."""
-        if not isinstance(value, Handle):
-            return value
-        if value.store is not self._home:
-            value.move(self._home.keep(copied(value.value, {})))
-        return value.value
+    def take(self, *values: Any) -> Any:
+        """Bring objects to the driver, which is about to change them: all their names now mean the driver's objects."""
+        memo: dict[Any, Any] = {}
+        taken = []
+        for value in values:
+            if isinstance(value, Handle):
+                if value.store is not self._home:
+                    value.move(self._home.keep(copied(value.value, memo)))
+                value = value.value
+            taken.append(value)
+        return taken[0] if len(taken) == 1 else tuple(taken)
 
     @property
     def _home(self) -> Any:
@@ -247,6 +252,21 @@ class DriverMSRL(MSRL):
         if self._coordinator.actors > 1 and not isinstance(x, Varying):
             return x
         return super()._global(x)
+
+
+def _not_here(name: str) -> Callable[..., Any]:
+    def call(self: DriverMSRL, *args: Any, **kwargs: Any) -> Any:
+        raise GraphError(
+            f"self.msrl.{name} was called at the driver, by code that the compiler could not see (through `self`, or a "
+            f"method, passed on to a function?); call it in `train` or in a method of the trainer"
+        )
+
+    return call
+
+
+for _operation in OPERATIONS.values():
+    if _operation.component != "driver":
+        setattr(DriverMSRL, _operation.name, _not_here(_operation.name))
 
 
 def global_value(value: Any, envs: int) -> Any:

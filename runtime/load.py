@@ -66,6 +66,7 @@ def load_class(trainer: type, source: str, line_map: LineMap, file: Path) -> typ
     exec(compiled, namespace, scratch)
     generated = scratch["_make"](*names.values())
     _give_globals(generated, trainer, owners)
+    generated.__name__, generated.__qualname__ = trainer.__name__, trainer.__qualname__  # as the user's code knows it
     return generated
 
 

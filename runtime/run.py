@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from fdg.api import Actor, Agent, Trainer
 from fdg.config import Config, make_config
-from fdg.errors import PolicyError, UsageError, did_you_mean
+from fdg.errors import UsageError, did_you_mean
 from fdg.graph import Graph
 from fdg.msrl import MSRL, PHASES
 from fdg.runtime.coordinator import Coordinator, DriverMSRL, InstanceKey, global_value
@@ -411,24 +411,24 @@ class Run:
                 if method in ("__init__", "agent", "replay_buffer"):
                     continue
                 for name in shared:
-                    line = find_attribute(node, name, owner.module)
-                    if line is not None:
-                        raise PolicyError(
-                            f"{owner.module.file}:{line}: `self.{name}` is part of the agent (made in `agent`), and "
-                            f"`{method}` uses it: under {graph.policy!r} the agent lives in other fragments, and this would "
-                            f"be a second copy. Do it in Actor.act or Learner.learn, and pass what they need as an argument"
+                    place = find_attribute(node, name, owner.module)
+                    if place is not None:
+                        raise place.error(
+                            f"`self.{name}` is part of the agent (made in `agent`), and `{method}` uses it: under "
+                            f"{graph.policy!r} the agent lives in other fragments, and this would be a second copy",
+                            "do it in Actor.act or Learner.learn, and pass what they need as an argument",
                         )
 
 
-def find_attribute(function: Any, name: str, module: Any) -> int | None:
-    """The line of the first `self.<name>` in a method, or None."""
+def find_attribute(function: Any, name: str, module: Any) -> Any:
+    """The place of the first `self.<name>` in a method, or None."""
     import libcst as cst
     import libcst.matchers as m
 
     this = function.params.params[0].name.value if function.params.params else ""
     for node in m.findall(function, m.Attribute(value=m.Name(this), attr=m.Name(name))):
         assert isinstance(node, cst.Attribute)
-        return module.origin(node).line
+        return module.origin(node)
     return None
 
 

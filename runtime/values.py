@@ -337,7 +337,8 @@ def _join_tensordicts(values: list[TensorDictBase], what: str) -> TensorDictBase
 
 def _flat(value: TensorDictBase, actor: int) -> TensorDictBase:
     """Ragged data as rows, each with its actor and the number of its episode (per environment, in that actor)."""
-    time_first = value.transpose(0, list(value.names).index("env")) if value.names[0] == "env" else value
+    axis, last = list(value.names).index("env"), value.batch_dims - 1
+    time_first = value if axis == last else value.permute(*(d for d in range(last + 1) if d != axis), axis)
     episode = torch.zeros(time_first.batch_size, dtype=torch.long)
     done = time_first.get(("next", "done"), None)
     if done is not None:

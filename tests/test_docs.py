@@ -2,15 +2,16 @@
 
 Comments in a page, invisible to its readers, say what the block below them is:
 
-    <!-- file: NAME -->          a part of the file NAME; blocks of one name, in order, are the whole file
-    <!-- output of: COMMAND -->  what the command prints in the folder of the page's files
-    <!-- excerpt of: PATH -->    lines of a file of the repository, as they stand there
+    <!-- file: NAME -->                     a part of the file NAME; blocks of one name, in order, are the whole file
+    <!-- output of: COMMAND -->             what the command prints in the folder of the page's files
+    <!-- excerpt of: PATH CLASS.METHOD -->  a method in a file of the repository
 
-`python tests/test_docs.py` writes the outputs of all pages anew.
+`make docs` (python tests/test_docs.py) writes outputs and excerpts of all pages anew.
 """
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import os
@@ -18,6 +19,7 @@ import pkgutil
 import re
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,16 @@ def run(command: str, folder: Path) -> str:
     finally:
         os.chdir(here)
     return printed.replace(f"{folder.resolve()}/", "")
+
+
+def excerpt(place: str) -> str:
+    """The source of a method, given as PATH CLASS.METHOD."""
+    path, _, name = place.partition(" ")
+    text = (ROOT / path).read_text()
+    class_name, _, method = name.partition(".")
+    (owner,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    (found,) = (node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == method)
+    return textwrap.dedent("\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno])) + "\n"
 
 
 @pytest.fixture
@@ -137,10 +149,10 @@ def test_tests_on_a_page_pass(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_excerpts_stand_in_the_file(page: Path) -> None:
-    for kind, path, body in BLOCK.findall(page.read_text()):
+def test_excerpts_are_what_stands_in_the_file(page: Path) -> None:
+    for kind, place, body in BLOCK.findall(page.read_text()):
         if kind == "excerpt of":
-            assert body in (ROOT / path).read_text(), f"{page.name}: not in {path}"
+            assert excerpt(place) == body, f"{page.name}: {place}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -173,13 +185,15 @@ def test_every_public_name_says_what_it_is() -> None:
 
 
 def renew(page: Path) -> None:
-    """Write what the commands of a page print now into the page."""
+    """Write into a page what its commands print now, and its excerpts as they stand now."""
     with tempfile.TemporaryDirectory() as name:
         write_files(page, Path(name))
 
         def block(match: re.Match[str]) -> str:
-            head = match[0][: match.start(3) - match.start()]
-            return f"{head}{run(match[2], Path(name))}```" if match[1] == "output of" else match[0]
+            if match[1] == "file":
+                return match[0]
+            body = run(match[2], Path(name)) if match[1] == "output of" else excerpt(match[2])
+            return f"{match[0][: match.start(3) - match.start()]}{body}```"
 
         page.write_text(BLOCK.sub(block, page.read_text()))
 

@@ -658,3 +658,21 @@ def test_actors_are_part_of_the_experiment() -> None:
     """Each logical actor has its own environments and streams: more actors, other numbers, the same everywhere."""
     seen = {launch(QLike, policy=COARSE, actors=actors).params_sha256 for actors in (1, 2, 3)}
     assert len(seen) == 3
+
+
+def call(function, *arguments):
+    return function(*arguments)
+
+
+class PassesItselfOn(ToyTrainer):
+    def train(self):
+        call(PassesItselfOn.begin, self)
+
+    def begin(self):
+        return self.msrl.env_reset()
+
+
+def test_a_component_call_that_nobody_could_see_is_named():
+    launch(PassesItselfOn)
+    with pytest.raises(GraphError, match="self.msrl.env_reset was called at the driver"):
+        launch(PassesItselfOn, policy="single_learner_coarse")

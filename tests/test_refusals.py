@@ -147,8 +147,8 @@ REFUSED: dict[str, list[str]] = {
     "a component call in the guard": [
         """
         def train(self):
-            match self.config.seed:  # ▶
-                case 1 if self.msrl.replay_buffer_size() > 3:
+            match self.config.seed:
+                case 1 if self.msrl.replay_buffer_size() > 3:  # ▶
                     pass
         """,
     ],
@@ -500,18 +500,6 @@ WHOLE = {
         """,
         "`self.step`",
         "self.step(…)",
-    ),
-    "self passed on": Refused(
-        """
-        def train(self):
-            td = twice(Mine.step, «self)
-            self.msrl.log(0, self.msrl.agent_learn(td))
-
-        def step(self):
-            return self.msrl.env_reset()
-        """,
-        "self",
-        "method of the trainer",
     ),
     "a decorator on train": Refused(
         """

@@ -239,8 +239,6 @@ def _plain_body(bearing: Bearing, method: Method) -> list[Statement]:
     from fdg.compiler.lower import Lowering
 
     suite = method.node.body
-    if not isinstance(suite, cst.IndentedBlock):
-        return []
     if next(find(suite, cst.Yield, cst.Await), None) is not None:
         opaque = Statement("simple", method.origin(method.owner.methods[method.name]), {"node": cst.Pass()})
         opaque.parts["opaque"] = "is a generator"
@@ -448,6 +446,7 @@ class Evaluator:
                 if isinstance(target, cst.Name):
                     effects.writes.add(target.value)
                     effects.reads.add(target.value)
+                    effects.pin("deletes a variable")
                 else:
                     effects.mutates |= self.expression(target).roots
                     effects.pin("deletes a part of an object")
@@ -648,7 +647,7 @@ class Evaluator:
                 f"{code(node)}(…) in a method of the trainer",
             )
         if self.is_self(node.value):
-            return self.self_attribute(node.attr.value)
+            return self.self_attribute(node.attr.value, node)
         if self.resolve(node) is not None:
             return Value("function")
         value = self.expression(node.value)
@@ -656,13 +655,18 @@ class Evaluator:
             return Value("scalar")
         return Value("data" if value.kind == "data" else "scalar" if value.kind == "scalar" else "unknown", value.roots)
 
-    def self_attribute(self, name: str) -> Value:
+    def self_attribute(self, name: str, node: cst.CSTNode) -> Value:
         found = self.analysis.trainer.find(name)
         if found is not None:
             owner, function = found
             if name in owner.properties:
                 method = self.analysis.need(owner, function)
                 return self.apply(method.summary, [], f"self.{name}")
+            if self.analysis.bearing.method_bears(owner, function):
+                raise self.where(node).error(
+                    f"`self.{name}` makes component calls and is passed on without being called, so they cannot be seen",
+                    f"self.{name}(…) in a method of the trainer",
+                )
             self.effects.reads.add(EVERYTHING)
             self.effects.pin(f"passes the method `{name}` on")
             return Value("function", {EVERYTHING})
@@ -838,7 +842,7 @@ class Evaluator:
         if isinstance(node.func, cst.Attribute) and not self.is_self(node.func.value):
             roots = self.expression(node.func.value).roots
         elif isinstance(node.func, cst.Attribute):
-            roots = self.self_attribute(node.func.attr.value).roots
+            roots = self.self_attribute(node.func.attr.value, node.func).roots
         else:
             roots = self.expression(node.func).roots
         total, _ = self.arguments(node)
@@ -863,7 +867,8 @@ class Evaluator:
         if operation.component in ("env", "actor", "learner"):
             self.effects.mutates |= touched  # the component may write into what it is given
         if operation.joins:
-            for argument in node.args:
+            # The step of a log is no value to join: it has to be the same for all actors.
+            for argument in node.args[1:] if name == "log" and node.args[0].keyword is None else node.args:
                 if isinstance(argument.value, cst.Name):
                     self.effects.joined.add(argument.value.value)
                 elif isinstance(argument.value, cst.Attribute) and self.is_self(argument.value.value):

@@ -341,15 +341,21 @@ class Emitter:
             self.block(text, depth + 1, block, method, driver)
 
     def take(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
+        """Bring objects to the driver, those with a share in each other in one message."""
+        this, origin = method.self_name, statement.origin
+        bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
+        together = []
         for name in self.handles.taken(statement, method):
-            target = f"{method.self_name}.{name[5:]}" if name.startswith("self.") else name
-            bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
-            inner = depth
-            if name not in bound:
-                there = f'hasattr({method.self_name}, "{name[5:]}")' if name.startswith("self.") else f'"{name}" in locals()'
-                text.add(depth, f"if {there}:", statement.origin)
-                inner += 1
-            text.add(inner, f"{target} = {method.self_name}.msrl.take({target})", statement.origin)
+            target = f"{this}.{name[5:]}" if name.startswith("self.") else name
+            if name in bound:
+                together.append(target)
+                continue
+            there = f'hasattr({this}, "{name[5:]}")' if name.startswith("self.") else f'"{name}" in locals()'
+            text.add(depth, f"if {there}:", origin)
+            text.add(depth + 1, f"{target} = {this}.msrl.take({target})", origin)
+        if together:
+            names = ", ".join(together)
+            text.add(depth, f"{names} = {this}.msrl.take({names})", origin)
 
     def call(self, text: Text, depth: int, plan: RegionPlan, statement: Statement, method: Method) -> None:
         this = method.self_name

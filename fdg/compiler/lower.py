@@ -229,7 +229,9 @@ def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
             isinstance(node, cst.Arg) and child is node.keyword
         ):
             continue
-        if isinstance(child, cst.BaseExpression):
+        if isinstance(child, (cst.StarredElement, cst.StarredDictElement)):
+            found.append(child.value)
+        elif isinstance(child, cst.BaseExpression):
             found.append(child)
         else:
             found.extend(subexpressions(child))
@@ -308,7 +310,9 @@ class Lowering:
     def statement(self, node: cst.CSTNode, out: list[Statement]) -> None:
         start = len(out)
         origin = self.place(node)
-        if isinstance(node, cst.SimpleStatementLine):
+        if isinstance(node, cst.BaseSmallStatement):  # of a body on the line of its head
+            self.small(node, origin, out)
+        elif isinstance(node, cst.SimpleStatementLine):
             for small in node.body:
                 self.small(small, self.place(small), out)
         else:
@@ -334,7 +338,7 @@ class Lowering:
             node = node.with_changes(value=self.lift_top(value, origin, out))
             for target in targets:
                 if self.has(target.target):
-                    raise origin.error(
+                    raise self.first_call(target.target, origin).error(
                         "a component call stands in the target of an assignment",
                         "put its result into a variable on the line before",
                     )
@@ -363,7 +367,7 @@ class Lowering:
 
     def augmented(self, node: cst.AugAssign, origin: Origin, out: list[Statement]) -> cst.BaseSmallStatement:
         if self.has(node.target):
-            raise origin.error(
+            raise self.first_call(node.target, origin).error(
                 "a component call stands in the target of an assignment",
                 "put its result into a variable on the line before",
             )
@@ -392,7 +396,9 @@ class Lowering:
                 raise origin.error("`async for` cannot be projected", "an ordinary for loop")
             iterator = self.lift(node.iter, origin, out) if self.has(node.iter) else node.iter
             if self.has(node.target):
-                raise origin.error("a component call stands in a loop's target", "assign inside the loop")
+                raise self.first_call(node.target, origin).error(
+                    "a component call stands in a loop's target", "assign inside the loop"
+                )
             orelse = self.suite(node.orelse.body) if node.orelse else []
             parts = {"target": node.target, "iter": iterator}
             out.append(self.make("for", origin, parts, body=self.suite(node.body), orelse=orelse))
@@ -402,8 +408,10 @@ class Lowering:
             if node.asynchronous:
                 raise origin.error("`async with` cannot be projected", "an ordinary with statement")
             items = list(node.items)
-            if any(self.has(item) for item in items):
-                raise origin.error(
+            for item in items:
+                if not self.has(item):
+                    continue
+                raise self.first_call(item, origin).error(
                     "a component call stands in the head of a `with`",
                     "put its result into a variable on the line before",
                 )
@@ -422,7 +430,9 @@ class Lowering:
             blocks = {}
             for index, case in enumerate(node.cases):
                 if self.has(case.guard):
-                    raise origin.error("a component call stands in a case guard", "an if inside the case")
+                    raise self.first_call(cst.ensure_type(case.guard, cst.BaseExpression), origin).error(
+                        "a component call stands in a case guard", "an if inside the case"
+                    )
                 blocks[f"case{index}"] = self.suite(case.body)
             out.append(Statement("match", origin, {"subject": subject, "cases": list(node.cases)}, blocks))
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
@@ -495,7 +505,8 @@ class Lowering:
     def component_call(self, node: cst.Call, origin: Origin, out: list[Statement]) -> cst.Call:
         name = operation_of(node, self.method)
         if name is not None and name not in OPERATIONS:
-            raise origin.error(f"self.msrl has no operation {name!r}", did_you_mean(name, OPERATIONS))
+            known = [operation for operation in OPERATIONS if operation != "replay_buffer_insert_rows"]
+            raise self.at(node, origin).error(f"self.msrl has no operation {name!r}", did_you_mean(name, known))
         node = node.with_changes(args=[item.with_changes(comma=cst.MaybeSentinel.DEFAULT) for item in spread(node.args)])
         call = cst.ensure_type(self.sequence(node, origin, out), cst.Call)
         joins = name is not None and OPERATIONS[name].joins
@@ -523,6 +534,7 @@ class Lowering:
         if not self.has(node):
             return node
         if self.bearing.call(node, self.method):
+            origin = self.at(node, origin)
             call = self.component_call(cst.ensure_type(node, cst.Call), origin, out)
             name = operation_of(call, self.method)
             hint = OPERATIONS[name].verb if name in OPERATIONS else cst.ensure_type(call.func, cst.Attribute).attr.value
@@ -556,6 +568,11 @@ class Lowering:
             return self.chain(node, origin, out)
         return cst.ensure_type(self.sequence(node, origin, out), cst.BaseExpression)
 
+    def first_call(self, node: cst.CSTNode, origin: Origin) -> Origin:
+        """Where the first component call in a node stands."""
+        call = next((call for call in find(node, cst.Call) if self.bearing.call(call, self.method)), node)
+        return self.at(call, origin)
+
     def at(self, node: cst.CSTNode, origin: Origin) -> Origin:
         try:
             return self.method.origin(node)
@@ -564,7 +581,9 @@ class Lowering:
 
     def sequence(self, node: Any, origin: Origin, out: list[Statement]) -> Any:
         """Lift the parts of a node that Python evaluates one after the other."""
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and not self.bearing.call(node, self.method):
+        if self.bearing.call(node, self.method):
+            parts = [part for argument in node.args for part in subexpressions(argument)]
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
             # A method is looked up on its object before the arguments are evaluated: hold the object, not the method.
             parts = [node.func.value, *(part for argument in node.args for part in subexpressions(argument))]
         else:

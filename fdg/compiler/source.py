@@ -6,6 +6,7 @@ notebook, a test, a REPL) works too: its source is found through the code of its
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib.util
 import inspect
@@ -173,6 +174,19 @@ def _package_of(file: str) -> str:
     return ""
 
 
+def syntax_error(file: str, text: str, message: str) -> CompileError:
+    """A file that does not parse, at the place that Python names."""
+    line, column = 0, 0
+    try:
+        ast.parse(text)
+    except SyntaxError as found:
+        message, line, column = found.msg, found.lineno or 0, max((found.offset or 1) - 1, 0)
+    lines = text.splitlines()
+    source = lines[line - 1] if 0 < line <= len(lines) else ""
+    reason = "this file does not parse: " + message.split("\n")[0]
+    return CompileError(reason, file=file, line=line, column=column, source=source)
+
+
 _parsed: dict[tuple[str, str], Module] = {}
 
 
@@ -189,15 +203,7 @@ def parse_module(file: str, text: str | None = None, namespace: dict[str, Any] |
     try:
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
-        lines = text.splitlines()
-        line = min(error.raw_line, len(lines))
-        raise CompileError(
-            "this file does not parse: " + error.message.split("\n")[0],
-            file=file,
-            line=line,
-            column=error.raw_column,
-            source=lines[line - 1] if line else "",
-        ) from None
+        raise syntax_error(file, text, error.message) from None
     module = Module(file, wrapper.module, wrapper.resolve(PositionProvider), text.splitlines(), namespace=namespace)
     _read_top_level(module)
     if len(_parsed) > 64:

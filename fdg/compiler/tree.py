@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import libcst as cst
 
@@ -44,18 +44,24 @@ def code(node: cst.CSTNode) -> str:
     return _printer.code_for_node(node)
 
 
-class _Replace(cst.CSTTransformer):
-    def __init__(self, new: dict[int, cst.CSTNode]) -> None:
-        super().__init__()
-        self.new = new
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        return id(node) not in self.new
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
-        return self.new.get(id(original_node), updated_node)
-
-
 def replaced(node: Node, pairs: list[tuple[cst.CSTNode, cst.CSTNode]]) -> Node:
-    """A tree with some of its nodes (by identity) replaced, all in one go: each rewrite makes all nodes new."""
-    return node.visit(_Replace({id(old): new for old, new in pairs})) if pairs else node  # type: ignore[return-value]
+    """A tree with some of its nodes (by identity) replaced; what is not on the way to them stays the same node."""
+    new = {id(old): other for old, other in pairs}
+
+    def rebuild(here: cst.CSTNode) -> cst.CSTNode:
+        if id(here) in new:
+            return new[id(here)]
+        changes: dict[str, Any] = {}
+        for item in fields(here):  # type: ignore[arg-type]
+            value = getattr(here, item.name)
+            if isinstance(value, cst.CSTNode):
+                other: Any = rebuild(value)
+                if other is not value:
+                    changes[item.name] = other
+            elif isinstance(value, (list, tuple)):
+                other = [rebuild(part) if isinstance(part, cst.CSTNode) else part for part in value]
+                if any(left is not right for left, right in zip(other, value, strict=True)):
+                    changes[item.name] = other
+        return here.with_changes(**changes) if changes else here
+
+    return rebuild(node) if pairs else node  # type: ignore[return-value]

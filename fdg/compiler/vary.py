@@ -13,8 +13,9 @@ import libcst as cst
 
 from fdg.compiler.effects import Analysis
 from fdg.compiler.ir import EVERYTHING, Statement
-from fdg.compiler.lower import Method, may_take, method_call, spread
+from fdg.compiler.lower import Method, may_take, method_call, operation_of, spread
 from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.source import Origin
 from fdg.compiler.tree import children, find
 
 
@@ -124,7 +125,7 @@ class Typing:
             for below in inner.walk():
                 name = next((name for name in below.head.calls if OPERATIONS[name].per == "one"), None)
                 if name is not None:
-                    raise below.origin.error(
+                    raise place_of(below, name, self.method).error(
                         f"`{name}` is a global call, but line {statement.origin.line} makes it depend on a varying value: "
                         f"with {self.analysis.actors} actors each would come here a different number of times",
                         "a condition that is the same for all actors, such as self.msrl.all(…), self.msrl.any(…) or "
@@ -214,7 +215,7 @@ class Typing:
         varying = state | self.attributes
         misused = sorted((reads - head.joined) & varying)
         if self.report and misused:
-            raise statement.origin.error(
+            raise place_of(statement, misused[0], self.method).error(
                 f"`{misused[0]}` is varying (one value per actor), but `{head.calls[0]}` needs a global one",
                 f"self.msrl.gather({misused[0]}), or mean, sum, all, any",
             )
@@ -289,3 +290,15 @@ def names_in(node: cst.CSTNode, method: Method) -> set[str]:
             return {f"self.{node.attr.value}"}
         return names_in(node.value, method)
     return set().union(*(names_in(child, method) for child in children(node)), set())
+
+
+def place_of(statement: Statement, name: str, method: Method) -> Origin:
+    """Where a variable or an operation stands in a statement."""
+    for node in find(statement.parts["node"], cst.Name, cst.Attribute, cst.Call):
+        if name in (operation_of(node, method) or "", names_in(node, method) == {name} and name):
+            for candidate in (node, *children(node)):  # a call whose arguments were lifted is a new node
+                try:
+                    return method.origin(candidate)
+                except KeyError:
+                    continue
+    return statement.origin
