@@ -23,7 +23,7 @@ from fdg.errors import GraphError
 from fdg.graph import DRIVER, Graph, Port, Region
 from fdg.msrl import MSRL
 from fdg.runtime.inprocess import Instance
-from fdg.runtime.values import ATOMS, UNBOUND, Handle, Return, Varying, copied, join, nbytes
+from fdg.runtime.values import ATOMS, UNBOUND, Handle, Return, Store, Varying, copied, join, nbytes
 
 InstanceKey = tuple[str, str, int]
 
@@ -35,6 +35,8 @@ class Coordinator:
         self.graph, self.instances, self.actors = graph, instances, actors
         self.calls: Counter[str] = Counter()
         self.turn: int | None = None
+        self.home = Store(DRIVER)
+        """Objects that fragments made and the driver has taken over."""
         self.sync_seconds = 0.0
         self.regions = {(region.fragment, region.name): region for region in graph.regions()}
         self.learner = next((i for i in instances.values() if i.msrl._learner is not None), None)
@@ -88,8 +90,10 @@ class Coordinator:
         results = (result,) if len(region.outputs) == 1 else result or ()
         # An object that several actors got a copy of is nobody's own any more.
         back = Return(lent if self.turn is not None or region.per != "actor" or self.actors == 1 else {})
+        # Objects that share parts live in one place: where one of them is the driver's, all become the driver's.
+        here = bool(back.originals) and any(self.is_drivers(inputs[name]) for name in region.restores)
         for name in region.restores:
-            self.come_back(instance, name, inputs[name], resolved[argument(name)], back)
+            self.come_back(instance, name, inputs[name], resolved[argument(name)], back, here)
         outputs = tuple(
             self.leave(instance, port, value, back, [inputs[name] for name in region.shares.get(port.name, ())])
             for port, value in zip(region.outputs, results, strict=True)
@@ -137,15 +141,17 @@ class Coordinator:
             return value.store.owner == DRIVER
         return not isinstance(value, (*ATOMS, Varying)) and value is not UNBOUND
 
-    def come_back(self, instance: Instance, name: str, given: Any, inside: Any, back: Return) -> None:
+    def come_back(self, instance: Instance, name: str, given: Any, inside: Any, back: Return, here: bool) -> None:
         """An object that a region may have changed: the driver's changes too; a handle moves to where it is newest."""
         if given is UNBOUND or isinstance(given, Varying):
             return
-        if isinstance(given, Handle):
-            if given.store.owner != DRIVER:
-                if given.store is not instance.store:
-                    given.move(instance.store.keep(inside))
-                return
+        if isinstance(given, Handle) and given.store.owner != DRIVER:
+            if here:
+                self.cross(instance.fragment, DRIVER, name, inside)
+                given.move(self.home.keep(back.value(inside)))
+            elif given.store is not instance.store:
+                given.move(instance.store.keep(inside))
+            return
         self.cross(instance.fragment, DRIVER, name, inside)
         back.value(inside)
 
@@ -233,19 +239,11 @@ class DriverMSRL(MSRL):
         taken = []
         for value in values:
             if isinstance(value, Handle):
-                if value.store is not self._home:
-                    value.move(self._home.keep(copied(value.value, memo)))
+                if value.store is not self._coordinator.home:
+                    value.move(self._coordinator.home.keep(copied(value.value, memo)))
                 value = value.value
             taken.append(value)
         return taken[0] if len(taken) == 1 else tuple(taken)
-
-    @property
-    def _home(self) -> Any:
-        if not hasattr(self, "_store"):
-            from fdg.runtime.values import Store
-
-            self._store = Store(DRIVER)
-        return self._store
 
     def _global(self, x: Any) -> Any:
         x = self.fetch(x)

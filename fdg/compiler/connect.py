@@ -11,7 +11,7 @@ from typing import Any
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Handles, RegionPlan, passed_on
+from fdg.compiler.cut import Cutter, Handles, RegionPlan, kind_of, passed_on
 from fdg.compiler.effects import Analysis
 from fdg.compiler.ir import EVERYTHING, Statement, walk
 from fdg.compiler.lower import Method
@@ -177,13 +177,17 @@ class Connect:
             for maker in self.made(state, port.name):
                 if maker != plan.fragment:
                     self.add(maker, plan.fragment, port.name, port.varying)
-                if maker == DRIVER:
+                if maker == DRIVER and kind_of(port.name, self.analysis, plan.method) != "scalar":
                     lent.add(aliases.find(port.name))
+        for name in [*state, *self.attributes]:  # what shares parts with an object of the driver's may come to it
+            if aliases.find(name) in lent:
+                state = self.set(state, name, self.made(state, name) | HERE)
+        here = any(DRIVER in self.made(state, name) for name in plan.restores)
         for name in plan.restores:
-            makers = self.made(state, name)
-            if DRIVER in makers:
+            if here:  # objects that share parts come to the driver together
                 self.add(plan.fragment, DRIVER, name)
-            state = self.set(state, name, makers | {plan.fragment})
+                lent.add(aliases.find(name))
+            state = self.set(state, name, self.made(state, name) | {plan.fragment} | (HERE if here else frozenset()))
         for port in plan.outputs:
             # What the region returns may be the driver's own object again.
             back = aliases.find(port.name) in lent
