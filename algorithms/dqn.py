@@ -27,7 +27,7 @@ class DQNConfig(Config):
     """Gradient steps per iteration."""
     learning_starts: int = 500
     """Rows in the replay buffer before the first gradient step."""
-    buffer_size: int = 100_000
+    buffer_size: int = 200_000
     """Rows that the replay buffer keeps."""
     batch_size: int = 512
     """Rows of one gradient step."""
@@ -45,7 +45,7 @@ class DQNConfig(Config):
     """Chance of a random action at the start."""
     epsilon_end: float = 0.05
     """Chance of a random action in the end."""
-    exploration_fraction: float = 0.3
+    exploration_fraction: float = 0.1
     """Part of the iterations over which epsilon falls from start to end."""
 
     def validate(self) -> None:

@@ -113,7 +113,7 @@ class REINFORCE(Trainer):
                 td = self.msrl.env_step(td)
                 td["counts"] = owed > 0
                 owed = owed - (td["counts"] & td["next", "done"].squeeze(-1)).long()
-                steps.append(td.clone())
+                steps.append(td)
                 td = step_mdp(td)
             rows = with_returns(torch.stack(steps), self.config.gamma)
             metrics = self.msrl.agent_learn(rows)

@@ -242,11 +242,17 @@ class Cutter:
                 out.append(self.make_region(method, key, run, contexts))
                 continue
             index += 1
-            each = self.strict and statement.varying and not once and not is_jump(statement) and key == DRIVER
+            each = self.strict and statement.varying and not once and not is_jump(statement) and key != NEUTRAL
             if each and "draws random numbers" in statement.whole.pinned:
                 raise statement.origin.error(
                     f"random numbers are drawn here once per actor, at the driver ({statement.whole.pinned})",
                     "draw in Actor.act, or before, into a value that does not depend on environments or actors",
+                )
+            state = sorted(n for n in statement.whole.writes | statement.whole.mutates if n.startswith("global "))
+            if each and state:
+                raise statement.origin.error(
+                    f"the module's `{state[0][7:]}` is changed here once per actor",
+                    "an attribute of self, or a value that does not depend on environments or actors",
                 )
             if each and statement.leaves:
                 raise statement.origin.error(
@@ -501,6 +507,7 @@ class Interfaces:
         else:
             # Objects that other methods may know under other names: what is done to them must be seen there.
             mutated |= effects.mutates & (set(method.parameters) | self.attributes) & local
+            mutated |= {name for name in effects.mutates & local if self.is_of_module(name, method)} & effects.reads
         # What the region may leave unassigned keeps its old value: at the driver, or, where each actor (or each copy of
         # self) has its own, by travelling through the region.
         weak = outputs - effects.strong
@@ -549,6 +556,10 @@ class Interfaces:
             plain = "yes" if kind == "scalar" else "maybe" if kind in ("unknown", None) else "no"
             port = Port(name, how, varying=name in varying_out, maybe_unbound=unbound, plain=plain)  # type: ignore[arg-type]
             plan.outputs.append(port)
+
+    def is_of_module(self, name: str, method: Method) -> bool:
+        """Whether a variable may be an object of the module's."""
+        return any(other.startswith("global ") for other in method.summary.aliases.classes({name}))
 
     def is_written(self, name: str) -> bool:
         for method in self.analysis.methods.values():
