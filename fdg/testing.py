@@ -1,9 +1,9 @@
 """Test your own trainer as we test ours: the same result under every policy, to the bit.
 
-    from fdg.testing import assert_policies_equal
+from fdg.testing import assert_policies_equal
 
-    def test_my_trainer():
-        assert_policies_equal(MyTrainer, policies=["single_learner_coarse", "sharded_replay"], actors=2, iterations=3)
+def test_my_trainer():
+    assert_policies_equal(MyTrainer, policies=["single_learner_coarse", "sharded_replay"], actors=2, iterations=3)
 """
 
 from __future__ import annotations

@@ -100,9 +100,7 @@ class Coordinator:
         )
         return outputs[0] if len(outputs) == 1 else outputs or None
 
-    def enter(
-        self, instance: Instance, name: str, value: Any, lent: dict[int, Any], others: dict[int, Any]
-    ) -> Any:
+    def enter(self, instance: Instance, name: str, value: Any, lent: dict[int, Any], others: dict[int, Any]) -> Any:
         """A value on its way into a fragment: resident already, or copied over an edge.
 
         `lent` remembers the driver's objects and their copies, `others` those of other fragments.

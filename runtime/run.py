@@ -192,7 +192,9 @@ class Run:
                 raise UsageError(
                     f"{trainer_class.__name__}.replay_buffer returned {self.buffer!r}; return fdg.ReplayBuffer(capacity)"
                 )
-            self.buffer.open(config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1)
+            self.buffer.open(
+                config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1
+            )
 
     def make_environment(self, rows: int, seed: int) -> Environment:
         """Environments by name, or, in a test, from the factory that stands in the config."""

@@ -124,7 +124,7 @@ class Handle:
 
 def copied(value: Any, memo: dict[Any, Any]) -> Any:
     """A deep copy for a crossing. `memo` maps ids of originals to (original, copy); use one memo per message."""
-    if isinstance(value, ATOMS) or isinstance(value, Unbound):
+    if isinstance(value, (*ATOMS, Unbound)):
         return value
     known = memo.get(id(value))
     if known is not None:
@@ -182,7 +182,9 @@ def copied_tensor(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     key = f"storage {storage.data_ptr()}"
     if key not in memo:
         memo[key] = (storage, storage.clone())
-    return torch.empty(0, dtype=tensor.dtype).set_(memo[key][1], tensor.storage_offset(), tensor.size(), tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        memo[key][1], tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
 
 
 class Return:
@@ -195,7 +197,7 @@ class Return:
 
     def value(self, value: Any) -> Any:
         """The driver's form of a fragment's object."""
-        if isinstance(value, ATOMS) or isinstance(value, Unbound):
+        if isinstance(value, (*ATOMS, Unbound)):
             return value
         if id(value) in self.done:
             return self.done[id(value)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fdg.runtime.runfolder import RunFolder, write_json
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -23,6 +22,7 @@ from fdg.config import Config
 from fdg.console import FIRST_LINES, ROWS_SHOWN, RunConsole
 from fdg.errors import UsageError
 from fdg.graph import Fragment, Graph
+from fdg.runtime.runfolder import RunFolder, write_json
 
 FDG = str(Path(sys.executable).with_name("fdg"))
 POLICIES = ("local", "single_learner_coarse", "sharded_replay")

@@ -674,5 +674,5 @@ class PassesItselfOn(ToyTrainer):
 
 def test_a_component_call_that_nobody_could_see_is_named():
     launch(PassesItselfOn)
-    with pytest.raises(GraphError, match="self.msrl.env_reset was called at the driver"):
+    with pytest.raises(GraphError, match=r"self\.msrl\.env_reset was called at the driver"):
         launch(PassesItselfOn, policy="single_learner_coarse")

@@ -79,7 +79,7 @@ class Connect:
             return self.attributes.get(name, HERE) | HERE
         return state.get(name, HERE)
 
-    def set(self, state: Makers, name: str, makers: frozenset[str]) -> Makers:
+    def give(self, state: Makers, name: str, makers: frozenset[str]) -> Makers:
         if name.startswith("self."):
             self.attributes[name] = self.attributes.get(name, frozenset()) | makers
             return state
@@ -106,7 +106,7 @@ class Connect:
             # The object is the driver's from here on, under all its names.
             for other in self.method.summary.aliases.classes({name}):
                 if other == name or other in state or other in self.attributes:
-                    state = self.set(state, other, self.made(state, other) | HERE)
+                    state = self.give(state, other, self.made(state, other) | HERE)
         if statement.kind == "simple":
             return self.simple(statement, state, passed)
         state = self.assign(statement, state, HERE)
@@ -136,7 +136,7 @@ class Connect:
     def assign(self, statement: Statement, state: Makers, makers: frozenset[str]) -> Makers:
         for name in statement.head.writes:
             old = self.made(state, name) if name not in statement.head.strong else frozenset()
-            state = self.set(state, name, makers | old)
+            state = self.give(state, name, makers | old)
         return state
 
     def simple(self, statement: Statement, state: Makers, passed: set[str]) -> Makers:
@@ -167,7 +167,7 @@ class Connect:
             self.entry[method.key][parameter] = known
         everywhere = frozenset(plan.fragment for plan in self.cutter.regions if plan.method is method)
         for name in statement.head.mutates:
-            state = self.set(state, name, self.made(state, name) | everywhere)
+            state = self.give(state, name, self.made(state, name) | everywhere)
         return self.assign(statement, state, HERE | self.result.get(method.key, frozenset()))
 
     def region(self, plan: RegionPlan, state: Makers) -> Makers:
@@ -181,13 +181,13 @@ class Connect:
                     lent.add(aliases.find(port.name))
         for name in [*state, *self.attributes]:  # what shares parts with an object of the driver's may come to it
             if aliases.find(name) in lent:
-                state = self.set(state, name, self.made(state, name) | HERE)
+                state = self.give(state, name, self.made(state, name) | HERE)
         here = any(DRIVER in self.made(state, name) for name in plan.restores)
         for name in plan.restores:
             if here:  # objects that share parts come to the driver together
                 self.add(plan.fragment, DRIVER, name)
                 lent.add(aliases.find(name))
-            state = self.set(state, name, self.made(state, name) | {plan.fragment} | (HERE if here else frozenset()))
+            state = self.give(state, name, self.made(state, name) | {plan.fragment} | (HERE if here else frozenset()))
         for port in plan.outputs:
             # What the region returns may be the driver's own object again.
             back = aliases.find(port.name) in lent
@@ -196,17 +196,17 @@ class Connect:
             # A number, and a value that may be one, comes to the driver; an object stays, the driver has a handle.
             if port.plain != "no":
                 self.add(plan.fragment, DRIVER, port.name)
-            here = HERE if back or port.plain != "no" else frozenset()
-            state = self.set(state, port.name, here | (frozenset() if port.plain == "yes" else {plan.fragment}))
+            makers = HERE if back or port.plain != "no" else frozenset()
+            state = self.give(state, port.name, makers | (frozenset() if port.plain == "yes" else {plan.fragment}))
         return state
 
     def each(self, statement: Statement, state: Makers) -> Makers:
         for port in statement.parts["inputs"]:
             self.read(state, port.name)
-            state = self.set(state, port.name, self.made(state, port.name) | HERE)
+            state = self.give(state, port.name, self.made(state, port.name) | HERE)
         state = self.block(statement.blocks["body"], state)
         for port in statement.parts["outputs"]:
-            state = self.set(state, port.name, self.made(state, port.name) | HERE)
+            state = self.give(state, port.name, self.made(state, port.name) | HERE)
         return state
 
 

@@ -271,7 +271,8 @@ class Cutter:
         return out
 
     def run_of(self, body: list[Statement], start: int, key: Key) -> tuple[list[Statement], int]:
-        run, pending, index = [body[start]], [], start + 1
+        run, index = [body[start]], start + 1
+        pending: list[Statement] = []
         end = index
         while index < len(body):
             other = self.key(body[index])

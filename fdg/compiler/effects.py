@@ -88,7 +88,6 @@ def annotated_kind(annotation: cst.Annotation | None) -> Kind:
     return "data" if last in ("Tensor", "TensorDict", "TensorDictBase", "ndarray") else None
 
 
-
 class Aliases:
     """Union-find over variables that may share objects."""
 
@@ -440,22 +439,21 @@ class Evaluator:
                 if part.roots and part.kind != "scalar":
                     self.aliases.unite(part.roots | {f"<result {index}>"})
         elif isinstance(node, cst.Del):
-            for target in (
-                [node.target] if not isinstance(node.target, cst.Tuple) else [e.value for e in node.target.elements]
-            ):
-                if isinstance(target, cst.Name):
-                    effects.writes.add(target.value)
-                    effects.reads.add(target.value)
+            doomed = [item.value for item in node.target.elements] if isinstance(node.target, cst.Tuple) else [node.target]
+            for place in doomed:
+                if isinstance(place, cst.Name):
+                    effects.writes.add(place.value)
+                    effects.reads.add(place.value)
                     effects.pin("deletes a variable")
                 else:
-                    effects.mutates |= self.expression(target).roots
+                    effects.mutates |= self.expression(place).roots
                     effects.pin("deletes a part of an object")
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
             self.closure(node)
             self.bind(node.name, Value("function"))
         elif isinstance(node, (cst.Assert, cst.Raise)):
-            for part in subexpressions(node):
-                self.expression(part)
+            for inner in subexpressions(node):
+                self.expression(inner)
         elif isinstance(node, (cst.Import, cst.ImportFrom)):
             if isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
                 effects.pin("imports *")
@@ -614,12 +612,7 @@ class Evaluator:
         if name in self.module.functions or name in self.module.classes:
             return Value("function")
         value = self.module.constants.get(name)
-        if (
-            value is not None
-            and name not in self.module.state
-           
-            and _constant(value)
-        ):
+        if value is not None and name not in self.module.state and _constant(value):
             return Value("scalar")
         namespace = self.module.namespace
         if (
@@ -861,7 +854,7 @@ class Evaluator:
 
     def component(self, node: cst.Call, name: str) -> Value:
         operation = OPERATIONS[name]
-        total, values = self.arguments(node)
+        total, _ = self.arguments(node)
         self.effects.calls.append(name)
         touched = {root for root in total.roots if self.may_change(root)}
         if operation.component in ("env", "actor", "learner"):
@@ -960,8 +953,6 @@ class Evaluator:
             inner = "scalar" if last == "range" else element(total.kind) if total.kind is not None else None
             return Value(("container", inner), set() if last == "range" else total.roots)
         kind = "data" if qualified.startswith(("torch.", "numpy.", "tensordict.", "torchrl.", "fdg.")) else "unknown"
-        if qualified == "fdg.runtime.replay.Rows":
-            kind = ("container", "data")
         return Value(kind, set() if purity.is_fresh(qualified) else total.roots)
 
     def check_msrl_argument(self, node: cst.Call) -> None:
@@ -1095,8 +1086,10 @@ def _jumps_out(statement: Statement) -> set[str]:
     """Which jumps leave a statement: a `break` inside its own loop does not."""
     if statement.kind == "simple":
         node = statement.parts["node"]
-        kinds = {cst.Break: "break", cst.Continue: "continue", cst.Return: "return"}
-        return {kinds[type(node)]} if type(node) in kinds else set()
+        for kind, name in ((cst.Break, "break"), (cst.Continue, "continue"), (cst.Return, "return")):
+            if isinstance(node, kind):
+                return {name}
+        return set()
     out: set[str] = set()
     for name, block in statement.blocks.items():
         inner = set().union(*(child.leaves for child in block)) if block else set()

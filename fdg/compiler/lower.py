@@ -377,12 +377,12 @@ class Lowering:
         target = node.target
         parts = [part for part in subexpressions(target) if not self.safe(part, helper=True)]
         target = replaced(target, [(part, self.spill(part, "at", origin, out)) for part in parts])
-        held = self.spill(cst.ensure_type(target, cst.BaseExpression), "held", origin, out)
+        held = self.spill(target, "held", origin, out)
         value = self.lift(node.value, origin, out)
         out.append(self.make("simple", origin, {"node": node.with_changes(target=held, value=value)}))
         return cst.Assign([cst.AssignTarget(target)], held)
 
-    def compound(self, node: cst.CSTNode, origin: Origin, out: list[Statement]) -> None:
+    def compound(self, node: Any, origin: Origin, out: list[Statement]) -> None:
         if isinstance(node, cst.If):
             test = self.lift(node.test, origin, out) if self.has(node.test) else node.test
             orelse: list[Statement] = []
@@ -420,8 +420,8 @@ class Lowering:
             if isinstance(node, cst.TryStar) and self.has(node):
                 raise origin.error("`except*` around component calls cannot be projected", "an ordinary except")
             blocks = {"body": self.suite(node.body)}
-            for index, handler in enumerate(node.handlers):
-                blocks[f"handler{index}"] = self.suite(handler.body)
+            for number, handler in enumerate(node.handlers):
+                blocks[f"handler{number}"] = self.suite(handler.body)
             blocks["orelse"] = self.suite(node.orelse.body) if node.orelse else []
             blocks["finalbody"] = self.suite(node.finalbody.body) if node.finalbody else []
             out.append(Statement("try", origin, {"handlers": list(node.handlers)}, blocks))
@@ -430,7 +430,7 @@ class Lowering:
             blocks = {}
             for index, case in enumerate(node.cases):
                 if self.has(case.guard):
-                    raise self.first_call(cst.ensure_type(case.guard, cst.BaseExpression), origin).error(
+                    raise self.first_call(case.guard or case, origin).error(
                         "a component call stands in a case guard", "an if inside the case"
                     )
                 blocks[f"case{index}"] = self.suite(case.body)
@@ -507,7 +507,9 @@ class Lowering:
         if name is not None and name not in OPERATIONS:
             known = [operation for operation in OPERATIONS if operation != "replay_buffer_insert_rows"]
             raise self.at(node, origin).error(f"self.msrl has no operation {name!r}", did_you_mean(name, known))
-        node = node.with_changes(args=[item.with_changes(comma=cst.MaybeSentinel.DEFAULT) for item in spread(node.args)])
+        node = node.with_changes(
+            args=[item.with_changes(comma=cst.MaybeSentinel.DEFAULT) for item in spread(node.args)]
+        )
         call = cst.ensure_type(self.sequence(node, origin, out), cst.Call)
         joins = name is not None and OPERATIONS[name].joins
         apart = (origin.file, origin.line, origin.column) in self.spill_at
@@ -566,7 +568,7 @@ class Lowering:
             raise self.at(node, origin).error("`await` and `yield` cannot be projected", "an ordinary call")
         if isinstance(node, cst.Comparison) and any(self.has(part.comparator) for part in node.comparisons[1:]):
             return self.chain(node, origin, out)
-        return cst.ensure_type(self.sequence(node, origin, out), cst.BaseExpression)
+        return self.sequence(node, origin, out)
 
     def first_call(self, node: cst.CSTNode, origin: Origin) -> Origin:
         """Where the first component call in a node stands."""
@@ -649,7 +651,7 @@ class Lowering:
                 "a list: [… for …] instead of (… for …)",
             )
         name = self.temporary("items")
-        empty = {cst.ListComp: "[]", cst.SetComp: "set()", cst.DictComp: "{}"}[type(node)]
+        empty = "[]" if isinstance(node, cst.ListComp) else "set()" if isinstance(node, cst.SetComp) else "{}"
         out.append(self.assign(name, cst.parse_expression(empty), origin))
         # The variables of a comprehension are its own: rename them, so that the method's are left alone.
         loops, rename = [], {}
@@ -664,7 +666,7 @@ class Lowering:
 
         def build(level: int, block: list[Statement]) -> None:
             if level == len(loops):
-                values = [self.lift(element.visit(renamed), origin, block) for element in elements]
+                values = [self.lift(_visited(element, renamed), origin, block) for element in elements]
                 if isinstance(node, cst.DictComp):
                     text = f"{name}[{code(values[0])}] = {code(values[1])}"
                 else:
@@ -678,7 +680,7 @@ class Lowering:
             parts = {"target": loop.target.visit(renamed), "iter": self.lift(iterator, origin, block)}
             inner = body
             for condition in loop.ifs:
-                test = self.lift(condition.test.visit(renamed), origin, inner)
+                test = self.lift(_visited(condition.test, renamed), origin, inner)
                 nested: list[Statement] = []
                 inner.append(self.make("if", origin, {"test": test}, body=nested, orelse=[]))
                 inner = nested
@@ -687,6 +689,10 @@ class Lowering:
 
         build(0, out)
         return cst.Name(name)
+
+
+def _visited(node: cst.BaseExpression, transformer: cst.CSTTransformer) -> Any:
+    return node.visit(transformer)
 
 
 class _Rename(cst.CSTTransformer):

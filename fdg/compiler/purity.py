@@ -32,7 +32,6 @@ _PURE_NAMES = {
     "torchrl.envs.step_mdp",
     "fdg.step_mdp",
     "fdg.runtime.environments.step_mdp",
-    "fdg.runtime.replay.Rows",
     "collections.deque",
     "collections.defaultdict",
     "collections.Counter",

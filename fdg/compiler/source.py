@@ -232,7 +232,7 @@ def from_class(trainer: type) -> TrainerSource:
     for cls in trainer.__mro__:
         if cls in (Trainer, object):
             continue
-        functions = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
+        functions: list[Any] = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
         functions += [value.fget for value in vars(cls).values() if isinstance(value, property) and value.fget]
         functions = [inspect.unwrap(function) for function in functions]
         functions = [function for function in functions if function.__qualname__.startswith(cls.__qualname__ + ".")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
             yield from (item for item in value if isinstance(item, cst.CSTNode))
 
 
-def find(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Node]:
+def find(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Any]:
     """All nodes of some kinds in a tree, the root included, in source order."""
     if isinstance(node, kinds):
         yield node
@@ -44,7 +44,7 @@ def code(node: cst.CSTNode) -> str:
     return _printer.code_for_node(node)
 
 
-def replaced(node: Node, pairs: list[tuple[cst.CSTNode, cst.CSTNode]]) -> Node:
+def replaced(node: Node, pairs: Sequence[tuple[cst.CSTNode, cst.CSTNode]]) -> Node:
     """A tree with some of its nodes (by identity) replaced; what is not on the way to them stays the same node."""
     new = {id(old): other for old, other in pairs}
 

@@ -180,9 +180,13 @@ class Typing:
         """Note what a method returns."""
         value = node.value
         items = [item.value for item in value.elements] if isinstance(value, cst.Tuple) else [value]
-        if any(isinstance(item, cst.StarredElement) for item in (value.elements if isinstance(value, cst.Tuple) else ())):
+        if any(
+            isinstance(item, cst.StarredElement) for item in (value.elements if isinstance(value, cst.Tuple) else ())
+        ):
             items = [value]
-        parts = [control or (item is not None and self.is_varying(names_in(item, self.method), state)) for item in items]
+        parts = [
+            control or (item is not None and self.is_varying(names_in(item, self.method), state)) for item in items
+        ]
         known = self.result.get(self.method.key)
         if known is None:
             self.result[self.method.key] = parts
