@@ -137,6 +137,7 @@ def launch(
     sample_parallelism: int = 1,
     sample_work: int = 0,
     eval_episodes: int = 0,
+    threads: int = 1,
     observers: Iterable[Any] = (),
     passes: Iterable[str] | None = None,
     graph: Graph | None = None,
@@ -146,7 +147,7 @@ def launch(
 
     >>> launch(DQN, iterations=5, seed=7, policy="single_learner_coarse").params_sha256          # doctest: +SKIP
 
-    `graph` runs a graph made (or edited) before; without it the trainer is projected here. Keyword arguments that are
+    `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is projected here. Keyword arguments that are
     not launch options override fields of the config.
     """
     if engine != "inprocess":
@@ -155,11 +156,16 @@ def launch(
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy_class(policy)
-    run = Run(trainer_class, config, chosen, tuple(observers), sample_work)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
+    run = None
     try:
+        run = Run(trainer_class, config, chosen, tuple(observers), sample_work)
         return run.go(passes, graph, eval_episodes, engine)
     finally:
-        run.close()
+        torch.set_num_threads(before)
+        if run is not None:
+            run.close()
 
 
 class Run:
@@ -248,6 +254,7 @@ class Run:
             "actors": self.config.actors,
             "replay_shards": self.config.replay_shards,
             "seed": self.config.seed,
+            "threads": torch.get_num_threads(),
             "frames": self.progress.frames(),
             "episodes": self.progress.episodes,
             "seconds": seconds,

@@ -420,7 +420,8 @@ class Lowering:
             if isinstance(node, cst.TryStar) and self.has(node):
                 raise origin.error("`except*` around component calls cannot be projected", "an ordinary except")
             blocks = {"body": self.suite(node.body)}
-            for number, handler in enumerate(node.handlers):
+            handlers: list[Any] = list(node.handlers)
+            for number, handler in enumerate(handlers):
                 blocks[f"handler{number}"] = self.suite(handler.body)
             blocks["orelse"] = self.suite(node.orelse.body) if node.orelse else []
             blocks["finalbody"] = self.suite(node.finalbody.body) if node.finalbody else []
