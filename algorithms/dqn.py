@@ -120,9 +120,8 @@ class DQN(Trainer):
 
     def epsilon(self, i: int) -> float:
         """Falls linearly from start to end, then stays."""
-        start, end = self.config.epsilon_start, self.config.epsilon_end
-        passed = i / max(1, self.config.exploration_fraction * self.config.iterations)
-        return start + min(1.0, passed) * (end - start)
+        passed = min(1.0, i / max(1.0, self.config.exploration_fraction * self.config.iterations))
+        return (1 - passed) * self.config.epsilon_start + passed * self.config.epsilon_end
 
     def train(self) -> None:
         td = self.msrl.env_reset()

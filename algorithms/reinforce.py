@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torchrl.modules import MLP
-from torchrl.objectives.value.functional import reward2go
 
 from fdg import Actor, Agent, Config, EnvSpec, Learner, Trainer, UsageError, step_mdp
 
@@ -132,7 +131,12 @@ def quotas(config: REINFORCEConfig) -> torch.Tensor:
 
 def with_returns(steps: TensorDict, gamma: float) -> TensorDict:
     """The steps [T, E] that count, as rows, each with the discounted return from there to the end of its episode."""
-    reward, done = steps["next", "reward"].squeeze(-1), steps["next", "done"].squeeze(-1)
-    steps = steps.select("observation", "action", "counts", ("next", "reward"), ("next", "done"))
-    steps["return"] = reward2go(reward, done, gamma)
-    return steps[steps["counts"]]
+    reward, goes_on = steps["next", "reward"].squeeze(-1), ~steps["next", "done"].squeeze(-1)
+    returns = torch.empty_like(reward)
+    following = torch.zeros_like(reward[0])
+    for step in reversed(range(len(reward))):
+        following = reward[step] + gamma * goes_on[step] * following
+        returns[step] = following
+    rows = steps.select("observation", "action", ("next", "reward"), ("next", "done"))
+    rows["return"] = returns
+    return rows[steps["counts"]]

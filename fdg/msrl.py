@@ -147,8 +147,8 @@ class MSRL:
             raise UsageError("self.msrl.agent_learn: the agent has no learner; return Agent(actor=…, learner=…)")
         start = perf_counter()
         self._check_weights()
-        args = tuple(self._joined(value) for value in args)
-        kwargs = {name: self._joined(value) for name, value in kwargs.items()}
+        args = tuple([self._joined(value) for value in args])
+        kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
         with self._learner_stream:
             result = self._learner.learn(*args, **kwargs)
         if self.config.actors > 1:

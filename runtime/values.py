@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from fdg.errors import RunError
+from fdg.graph import DRIVER
 from fdg.runtime.rows import Rows
 
 ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.FunctionType, types.BuiltinFunctionType,
@@ -103,7 +104,9 @@ class Handle:
         return self.store.objects[self.key]
 
     def read(self) -> Any:
-        """A copy to read."""
+        """A copy to read; of an object that is at the driver, the object."""
+        if self.store.owner == DRIVER:
+            return self.value
         if self.cached is None or self.cached[0] != self.store.epoch:
             self.cached = (self.store.epoch, copied(self.value, {}))
         return self.cached[1]

@@ -84,7 +84,7 @@ REFUSED: dict[str, list[str]] = {
             getattr(self.msrl, "env_reset")()  # ▶
         """,
     ],
-    "`self.msrl`, or": [
+    "`self.msrl`, `self.msrl.agent_act` without": [
         """
         def train(self):
             collect(self.msrl)  # ▶
@@ -97,6 +97,14 @@ REFUSED: dict[str, list[str]] = {
         """
         def train(self):
             self.calls = self.msrl  # ▶
+        """,
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            repeat(self.step, td)  # ▶
+
+        def step(self, td):
+            return self.msrl.env_step(td)
         """,
     ],
     "a local name": [
@@ -200,6 +208,21 @@ REFUSED: dict[str, list[str]] = {
             self.msrl.env_step(td)
         """,
     ],
+    "A > 1: random numbers": [
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            noisy = td["observation"] + torch.rand(1)  # ▶
+            self.msrl.log(0, noisy)
+        """,
+    ],
+    "A > 1: module state": [
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            SEEN.append(td["observation"].sum())  # ▶
+        """,
+    ],
     "A > 1: a helper": [
         """
         def train(self):
@@ -222,7 +245,7 @@ IDS = [f"{row} {index}" for row, bodies in REFUSED.items() for index in range(le
 @pytest.mark.parametrize("row, body", CASES, ids=IDS)
 @pytest.mark.parametrize("policy", [Local, SingleLearnerCoarse], ids=lambda policy: policy.name)
 def test_refused(row: str, body: str, policy: type, tmp_path: Path) -> None:
-    lines = ["import torch", "from fdg import Trainer", "", "", "class Mine(Trainer):"]
+    lines = ["import torch", "from fdg import Trainer", "", "SEEN = []", "", "", "class Mine(Trainer):"]
     lines += textwrap.indent(textwrap.dedent(body), "    ").splitlines()
     marked = next(number for number, line in enumerate(lines, 1) if "▶" in line)
     file = tmp_path / "mine.py"
@@ -244,7 +267,7 @@ def test_refused(row: str, body: str, policy: type, tmp_path: Path) -> None:
 def test_one_actor_is_not_refused(row: str, body: str, tmp_path: Path) -> None:
     text = textwrap.indent(textwrap.dedent(body), "    ")
     file = tmp_path / "mine.py"
-    file.write_text(f"from fdg import Trainer\n\n\nclass Mine(Trainer):\n{text}")
+    file.write_text(f"import torch\nfrom fdg import Trainer\n\nSEEN = []\n\n\nclass Mine(Trainer):\n{text}")
     project(file=str(file), class_name="Mine", policy=SingleLearnerCoarse, actors=1)
 
 

@@ -600,6 +600,14 @@ def is_attribute(name: str) -> bool:
     return name.startswith("self.")
 
 
+def names_shown(statement: Statement, method: Method) -> set[str]:
+    """Variables that stand in the statement's own text."""
+    nodes: list[Any] = []
+    for part in statement.parts.values():
+        nodes += [node for node in (part if isinstance(part, list) else [part]) if isinstance(node, cst.CSTNode)]
+    return {variable(inner, method) for node in nodes for inner in find(node, cst.Name, cst.Attribute)}
+
+
 class Handles:
     """Which of the driver's variables may be handles, and which of those a statement needs the object of."""
 
@@ -639,6 +647,10 @@ class Handles:
         if EVERYTHING in names:
             names = names | {name for name in handles if is_attribute(name)}
         found = names & handles - passed if not statement.head.helpers else set()
+        if not statement.head.helpers:
+            # A method of the trainer that reads an attribute finds it on self: it has to be the object.
+            shown = names_shown(statement, method)
+            found = found | {n for n in statement.head.reads & handles if is_attribute(n) and n not in shown}
         aliases = method.summary.aliases
         for name in statement.head.reads & handles - passed - found:
             if any(aliases.find(target) == aliases.find(name) for target in statement.head.strong - {name}):

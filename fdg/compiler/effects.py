@@ -288,6 +288,7 @@ class Evaluator:
         """Names bound by enclosing comprehensions and lambdas."""
         self.effects = Effects()
         self.strong = True
+        self.calls_open = 0
         self.origin: Origin | None = None
         self.returned = Value(None)
 
@@ -454,6 +455,8 @@ class Evaluator:
         elif isinstance(node, (cst.Assert, cst.Raise)):
             for inner in subexpressions(node):
                 self.expression(inner)
+        elif isinstance(node, cst.Global):
+            effects.pin("declares names of the module")
         elif isinstance(node, (cst.Import, cst.ImportFrom)):
             if isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
                 effects.pin("imports *")
@@ -738,6 +741,9 @@ class Evaluator:
         self.expression(node.body)
         self.inner.pop()
         captured = {name for name in self.effects.reads - before if name in self.locals}
+        if not self.calls_open:  # not handed to a call that uses it at once: stored for later
+            self.effects.captured |= captured
+            self.effects.pin("stores a function")
         return Value("function", captured)
 
     def _comprehension(self, node: Any) -> Value:
@@ -790,6 +796,13 @@ class Evaluator:
     # calls -----------------------------------------------------------------------------------------------------------
 
     def on_Call(self, node: cst.Call) -> Value:
+        self.calls_open += 1
+        try:
+            return self.call(node)
+        finally:
+            self.calls_open -= 1
+
+    def call(self, node: cst.Call) -> Value:
         operation = operation_of(node, self.method)
         if operation is not None:
             return self.component(node, operation)
