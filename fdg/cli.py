@@ -119,7 +119,7 @@ def train(
         raise UsageError(f"--local and --dist-policy {dist_policy} disagree; give one of them")
     policy = registry.find_policy(dist_policy or "local")
     engine = registry.find_engine(engine)
-    physical = {
+    physical: dict[str, Any] = {
         "workers": None if workers is None else count("--workers", workers, 1),
         "sample_parallelism": count("--sample-parallelism", sample_parallelism, 1),
         "sample_work": count("--sample-work", sample_work, 0),

@@ -54,12 +54,12 @@ class Region:
     calls: list[str]
     inputs: list[Port] = field(default_factory=list)
     outputs: list[Port] = field(default_factory=list)
+    per_iteration: str = "once"
     restores: list[str] = field(default_factory=list)
     """Inputs whose objects the region may change in place, or keep under another name: they stay one object."""
     shares: dict[str, list[str]] = field(default_factory=dict)
     """Outputs that may hold objects of inputs, and which."""
     per: Literal["actor", "shard", "one"] = "one"
-    per_iteration: str = "once"
 
 
 @dataclass

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -41,7 +42,7 @@ def write_sources(graph: Graph) -> dict[str, Path]:
     return files
 
 
-def load_class(trainer: type, source: str, line_map: LineMap, file: Path) -> type:
+def load_class(trainer: type, source: str, line_map: LineMap, file: Path) -> Any:
     """The generated class, as a subclass of the user's trainer."""
     text = file.read_text() if file.exists() else source
     tree = ast.parse(text, str(file))
@@ -120,7 +121,8 @@ def _map_lines(tree: ast.Module, line_map: LineMap) -> dict[str, str]:
                 continue
             owners[function.name] = places.get(function.lineno, ("", 0))[0]
             last = places.get(function.lineno, ("", 1))
-            for node in ast.walk(function):
+            nodes: Iterator[Any] = ast.walk(function)
+            for node in nodes:
                 if not hasattr(node, "lineno"):
                     continue
                 last = places.get(node.lineno, last)

@@ -338,7 +338,7 @@ class Run:
                 instances[fragment.name, "one", 0] = self.one_instance(fragment.name, generated, components)
         return Coordinator(graph, instances, self.config.actors)
 
-    def body(self, generated: type) -> Any:
+    def body(self, generated: Any) -> Any:
         """The fragment's own copy of the trainer: its attributes, without what belongs to components."""
         body = generated.__new__(generated)
         memo: dict[int, Any] = {}

@@ -63,7 +63,7 @@ class RunFolder:
             cells[name if name not in COLUMNS else f"values/{name}"] = value
         if new := [name for name in cells if name not in self._columns]:
             self._widen(new)
-        csv.DictWriter(self._csv, self._columns).writerow(cells)  # type: ignore[type-var]
+        csv.DictWriter(self._csv, self._columns).writerow(cells)  # type: ignore[arg-type, type-var]
         if self._events is not None:
             self._events.write(row["frames"], event_names(row))
 

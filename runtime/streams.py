@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 _generator = torch.default_generator
-_python = random._inst  # type: ignore[attr-defined]
+_python: Any = random._inst  # type: ignore[attr-defined]
+_numpy: Any = np.random
 
 
 def derive_seed(seed: int, component: str, index: int = 0) -> int:
@@ -66,9 +67,9 @@ class Stream:
 
     def _swap(self) -> None:
         mine = self.torch, self.numpy, self.python
-        self.torch, self.numpy, self.python = _generator.get_state(), np.random.get_bit_generator(), _python_state.get()
+        self.torch, self.numpy, self.python = _generator.get_state(), _numpy.get_bit_generator(), _python_state.get()
         _generator.set_state(mine[0])
-        np.random.set_bit_generator(mine[1])
+        _numpy.set_bit_generator(mine[1])
         _python_state.set(mine[2])
 
     def __enter__(self) -> Stream:
@@ -111,7 +112,7 @@ class Streams:
 
     def touch(self) -> None:
         """What a component call does to the generators in use when it runs elsewhere: numpy forgets a spare normal."""
-        np.random.set_bit_generator(np.random.get_bit_generator())
+        _numpy.set_bit_generator(_numpy.get_bit_generator())
 
     def state(self) -> dict[str, Any]:
         return {f"{component}/{index}": stream.state() for (component, index), stream in self._streams.items()}

@@ -250,13 +250,13 @@ class Return:
             old.clear()
             old.extend(items)
         elif isinstance(old, dict):
-            items = {self.value(key): self.value(item) for key, item in new.items()}
+            entries = {self.value(key): self.value(item) for key, item in new.items()}
             old.clear()
-            old.update(items)
+            old.update(entries)
         elif isinstance(old, set):
-            items = {self.value(item) for item in new}
+            members = {self.value(item) for item in new}
             old.clear()
-            old.update(items)
+            old.update(members)
         elif hasattr(old, "__dict__"):
             state = {name: self.value(item) for name, item in vars(new).items()}
             vars(old).clear()

@@ -94,7 +94,7 @@ def copy_component(value: Any, places: list[tuple[Any, ...]], what: str) -> tupl
     """A copy that shares nothing with the original, and its tensors at the given places."""
     data, tensors = take_apart(value, what)
     copies = clone_tensors(tensors)
-    found = {}
+    found: dict[Any, torch.Tensor] = {}
     for old, new in zip(tensors, copies, strict=True):
         found.setdefault(_place(old), new)
     return put_together(data, copies), [found[place] for place in places]

@@ -91,10 +91,10 @@ class Projection:
                     plan.calls,
                     plan.inputs,
                     plan.outputs,
+                    rates.of(plan),
                     plan.restores,
                     plan.shares,
                     plan.per,  # type: ignore[arg-type]
-                    rates.of(plan),
                 )
                 for plan in plans
             ]

@@ -440,7 +440,9 @@ class Evaluator:
                 if part.roots and part.kind != "scalar":
                     self.aliases.unite(part.roots | {f"<result {index}>"})
         elif isinstance(node, cst.Del):
-            doomed = [item.value for item in node.target.elements] if isinstance(node.target, cst.Tuple) else [node.target]
+            doomed = (
+                [item.value for item in node.target.elements] if isinstance(node.target, cst.Tuple) else [node.target]
+            )
             for place in doomed:
                 if isinstance(place, cst.Name):
                     effects.writes.add(place.value)
