@@ -19,12 +19,12 @@ class REINFORCEConfig(Config):
 
     envs: int = 16
     """Environments of each actor, stepped as one vector environment."""
-    iterations: int = 200
+    iterations: int = 100
     """Turns of the outer loop: finish episodes, then take one gradient step."""
     episodes_per_iter: int = 16
     """Episodes of one gradient step, over all actors; a multiple of `actors`."""
-    lr: float = 1e-2
-    """Adam's step size."""
+    lr: float = 5e-3
+    """Adam's step size at the start; it falls linearly to 0."""
     gamma: float = 0.99
     """Discount of future rewards."""
     hidden_dim: int = 128
@@ -77,9 +77,9 @@ class PolicyActor(Actor):
 class PolicyLearner(Learner):
     """Makes actions likelier the more return followed them."""
 
-    def __init__(self, policy: Policy, lr: float) -> None:
-        self.policy = policy
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=lr, fused=True)
+    def __init__(self, policy: Policy, config: REINFORCEConfig) -> None:
+        self.config, self.policy, self.updates = config, policy, 0
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     def learn(self, rows: TensorDict) -> dict[str, torch.Tensor]:
         returns = rows["return"]
@@ -88,7 +88,9 @@ class PolicyLearner(Learner):
         loss = -(log_prob * advantage).mean()
         self.optimizer.zero_grad()
         loss.backward()
+        self.optimizer.param_groups[0]["lr"] = self.config.lr * (1 - self.updates / self.config.iterations)
         self.optimizer.step()
+        self.updates += 1
         episodes = rows["next", "done"].sum()
         return {"loss": loss.detach(), "episodes": episodes, "batch_return": rows["next", "reward"].sum() / episodes}
 
@@ -100,7 +102,7 @@ class REINFORCE(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        return Agent(PolicyActor(policy), PolicyLearner(policy, self.config.lr))
+        return Agent(PolicyActor(policy), PolicyLearner(policy, self.config))
 
     def train(self) -> None:
         for i in range(self.config.iterations):
