@@ -281,7 +281,9 @@ class Evaluator:
         self.module = method.owner.module
         self.aliases = Aliases()
         self.kinds: dict[str, Kind] = {}
-        self.locals = set(method.parameters) | _bound_names(method.body)
+        if method.bound is None:
+            method.bound = _bound_names(method.body)
+        self.locals = set(method.parameters) | method.bound
         self.imports: dict[str, str] = {}
         self.globals: set[str] = set()
         self.inner: list[dict[str, Kind]] = []

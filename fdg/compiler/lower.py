@@ -40,7 +40,8 @@ class Method:
     """Local names that stand for `self.msrl` (value "") or for one of its operations."""
     body: list[Statement] = field(default_factory=list)
     contexts: list[cst.WithItem] = field(default_factory=list)
-    mixed: bool = False
+    bound: set[str] | None = None
+    """Names that the body binds, found when first asked for."""
     summary: Any = None
 
     @property

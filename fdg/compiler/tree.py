@@ -17,6 +17,12 @@ _parts: dict[type, list[str]] = {}
 Node = TypeVar("Node", bound=cst.CSTNode)
 
 
+def _is_node(kind: type, known: dict[type, bool] = {}) -> bool:  # noqa: B006 (a cache: libcst's classes answer slowly)
+    if kind not in known:
+        known[kind] = issubclass(kind, cst.CSTNode)
+    return known[kind]
+
+
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """The nodes directly below, in source order, without layout. (libcst's own way rebuilds the tree to list them.)"""
     names = _parts.get(type(node))
@@ -25,15 +31,16 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         _parts[type(node)] = names
     for name in names:
         value = getattr(node, name)
-        if isinstance(value, cst.CSTNode):
+        kind = type(value)
+        if kind is tuple or kind is list:
+            yield from (item for item in value if _is_node(type(item)))
+        elif _is_node(kind):
             yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, cst.CSTNode))
 
 
 def find(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Any]:
-    """All nodes of some kinds in a tree, the root included, in source order."""
-    if isinstance(node, kinds):
+    """All nodes of some (concrete) kinds in a tree, the root included, in source order."""
+    if type(node) in kinds:
         yield node
     for child in children(node):
         yield from find(child, *kinds)
