@@ -52,6 +52,9 @@ class _PythonState:
 
 
 _python_state = _PythonState()
+_get_torch, _set_torch = _generator.get_state, _generator.set_state
+_get_numpy, _set_numpy = _numpy.get_bit_generator, _numpy.set_bit_generator
+_get_python, _set_python = _python_state.get, _python_state.set
 
 
 class Stream:
@@ -65,19 +68,15 @@ class Stream:
         self.python = _python_state.get()
         _python_state.set(outer)
 
-    def _swap(self) -> None:
-        mine = self.torch, self.numpy, self.python
-        self.torch, self.numpy, self.python = _generator.get_state(), _numpy.get_bit_generator(), _python_state.get()
-        _generator.set_state(mine[0])
-        _numpy.set_bit_generator(mine[1])
-        _python_state.set(mine[2])
+    def swap(self, *exception: object) -> None:
+        """Exchange this stream's generators with the global ones; the hot path of every component call."""
+        mine_torch, mine_numpy, mine_python = self.torch, self.numpy, self.python
+        self.torch, self.numpy, self.python = _get_torch(), _get_numpy(), _get_python()
+        _set_torch(mine_torch)
+        _set_numpy(mine_numpy)
+        _set_python(mine_python)
 
-    def __enter__(self) -> Stream:
-        self._swap()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._swap()
+    __enter__ = __exit__ = swap
 
     def state(self) -> dict[str, Any]:
         """The stream as plain data, for a checkpoint. Only while it is not the one in use."""

@@ -297,8 +297,8 @@ class Rates:
             self.note(
                 f"{line}, because line {why.origin.line} stays at the driver ({why.head.pinned}): move it out of the loop."
             )
-        elif others and "actor" in {plan.per, *(other.per for other in others)}:
-            other = others[0]
+        elif plan.per == "actor" and any(other.per != "actor" for other in others):
+            other = next(other for other in others if other.per != "actor")
             names = ", ".join(dict.fromkeys(other.calls)) or "code of another fragment"
             self.note(
                 f"{line}, because line {other.lines[0]} ({names}, on `{other.fragment}`) is in the same loop: "
