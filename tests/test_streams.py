@@ -68,3 +68,22 @@ def test_direct_state_access_agrees_with_the_public_functions():
     random.random()
     _python_state.set(raw)
     assert random.getstate() == saved
+
+
+def test_the_quick_way_and_the_public_functions_give_the_same_numbers(monkeypatch):
+    from fdg.runtime import streams
+
+    def numbers():
+        made = Streams(4)
+        drawn = []
+        for index in (0, 1, 0):
+            with made.of("actor", index):
+                drawn.append(draw())
+        return drawn
+
+    quick = numbers()
+    monkeypatch.setattr(streams, "_get_torch", torch.default_generator.get_state)
+    monkeypatch.setattr(streams, "_set_torch", torch.default_generator.set_state)
+    monkeypatch.setattr(streams, "_get_python", random.getstate)
+    monkeypatch.setattr(streams, "_set_python", random.setstate)
+    assert numbers() == quick
