@@ -539,7 +539,9 @@ class Interfaces:
             if same or own:
                 plan.shares[name] = sorted(same + own)
         kept = {other for name, others in plan.shares.items() for other in others if other != name}
-        if not (strict and plan.per == "actor"):
+        if strict and plan.per == "actor":
+            outputs |= kept & live  # what got another name here is one object with it, per actor
+        else:
             mutated |= kept
         plan.restores = sorted(mutated & inputs)
         by_value = {name for name in outputs if name in driver or "resident" not in self.passes}

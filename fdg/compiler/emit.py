@@ -124,6 +124,8 @@ class Emitter:
         self.analysis, self.cutter, self.handles, self.mixed = analysis, cutter, handles, mixed
         self.trainer = analysis.trainer
         self.mixed_keys = {method.key for method in mixed}
+        self.turn: set[str] | None = None
+        """Inside a per-actor statement: the names that are the actor's own."""
 
     # text ------------------------------------------------------------------------------------------------------------
 
@@ -346,6 +348,8 @@ class Emitter:
         bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
         together = []
         for name in self.handles.taken(statement, method):
+            if self.turn is not None and name not in self.turn:  # not this actor's own: nothing to take
+                continue
             target = f"{this}.{name[5:]}" if name.startswith("self.") else name
             if name in bound:
                 together.append(target)
@@ -372,7 +376,9 @@ class Emitter:
         text.add(depth, f"def {name}({', '.join(argument(port.name) for port in inputs)}):  # once per actor", origin)
         for port in inputs:
             self.unpack(text, depth + 1, port, this, origin)
+        self.turn = {port.name for port in inputs} | statement.head.writes
         self.block(text, depth + 1, statement.blocks["body"], method, driver=True)
+        self.turn = None
         if outputs:
             text.add(depth + 1, f"return {', '.join(self.current(port, this) for port in outputs)}", origin)
         arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)
