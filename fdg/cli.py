@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,14 +38,25 @@ class Commands(TyperGroup):
     """
 
     def invoke(self, ctx: Any) -> Any:
+        interrupts: list[int] = []
+
+        def interrupt(number: int, frame: Any) -> None:
+            interrupts.append(number)
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
             return super().invoke(ctx)
-        except FdgError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
-        except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(130) from None
+        except (Exception, KeyboardInterrupt) as error:
+            if interrupts:  # a library on the way may have made another exception of it
+                typer.echo("interrupted", err=True)
+                raise typer.Exit(130) from None
+            if isinstance(error, FdgError):
+                typer.echo(f"error: {error}", err=True)
+                raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 app = typer.Typer(
