@@ -102,7 +102,7 @@ class QLearner(Learner):
 
     def lr(self) -> float:
         """Falls linearly to 0 over the whole of training."""
-        return self.config.lr * (1 - self.updates / (self.config.iterations * self.config.updates))
+        return self.config.lr * max(0.0, 1 - self.updates / (self.config.iterations * self.config.updates))
 
 
 class DQN(Trainer):

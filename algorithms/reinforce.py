@@ -88,7 +88,7 @@ class PolicyLearner(Learner):
         loss = -(log_prob * advantage).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.param_groups[0]["lr"] = self.config.lr * (1 - self.updates / self.config.iterations)
+        self.optimizer.param_groups[0]["lr"] = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
         self.optimizer.step()
         self.updates += 1
         episodes = rows["next", "done"].sum()
