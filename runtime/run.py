@@ -152,6 +152,11 @@ def launch(
     """
     if engine != "inprocess":
         raise UsageError(f"unknown engine {engine!r}; {did_you_mean(engine, ['inprocess'])}")
+    if (workers or 1) > 1 or sample_parallelism > 1:
+        raise UsageError(
+            f"workers is {workers}, sample_parallelism is {sample_parallelism}; the engine 'inprocess' has one process and asks "
+            "for one sample at a time: leave both out"
+        )
     if config is None or overrides:
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
