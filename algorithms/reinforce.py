@@ -92,7 +92,8 @@ class PolicyLearner(Learner):
         self.optimizer.step()
         self.updates += 1
         episodes = rows["next", "done"].sum()
-        return {"loss": loss.detach(), "episodes": episodes, "batch_return": rows["next", "reward"].sum() / episodes}
+        mean_return = rows["next", "reward"].sum() / episodes  # of the episodes that count, see `quotas`
+        return {"loss": loss.detach(), "episodes": episodes, "episodic_return": mean_return}
 
 
 class REINFORCE(Trainer):

@@ -6,9 +6,9 @@ and drawings answer at once.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import signal
+import tempfile
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +19,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fdg import registry
-from fdg.errors import FdgError, PolicyError, UsageError, did_you_mean
+from fdg import __version__, registry
+from fdg.errors import FdgError, PolicyError, RunError, UsageError, debugging, did_you_mean, users_traceback
 
 if TYPE_CHECKING:
     from fdg.api import Trainer
@@ -34,7 +34,7 @@ SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".dot": "dot", ".gv": "dot", ".sv
 class Commands(TyperGroup):
     """The commands, with one way to fail: a message on stderr, code 2 for what the user gave, 1 for the rest.
 
-    Errors in the user's own code pass through: their traceback is what the user needs.
+    Of an error in the user's running code the traceback is shown, from the user's first line on.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -52,9 +52,14 @@ class Commands(TyperGroup):
                 typer.echo("interrupted", err=True)
                 raise typer.Exit(130) from None
             if isinstance(error, FdgError):
+                if debugging():
+                    traceback.print_exception(error)
                 typer.echo(f"error: {error}", err=True)
                 raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
-            raise
+            if hasattr(error, "exit_code") or isinstance(error, typer.Abort) or debugging():  # Typer's own, or raw
+                raise
+            typer.echo(users_traceback(error), err=True, nl=False)
+            raise typer.Exit(1) from None
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -95,8 +100,18 @@ Settings = Annotated[
 Help = Annotated[bool, typer.Option("--help", "-h", help="Show this, and with ALGO its own flags too.")]
 
 
-@app.callback()
-def fdg() -> None:
+def show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fdg {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(epilog="FDG_DEBUG=1 fdg … shows the whole traceback of an error.")
+def fdg(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Write a reinforcement-learning algorithm once; choose at launch how it is distributed."""
 
 
@@ -120,7 +135,7 @@ def train(
     metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
     eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
-    local: Annotated[bool, typer.Option("--local", hidden=True, help="Same as --dist-policy local.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Same as --dist-policy local.")] = False,
     help: Help = False,
 ) -> None:
     """Train. Every field of the algorithm's config is a flag: fdg train dqn --help lists them."""
@@ -137,22 +152,23 @@ def train(
         "sample_work": count("--sample-work", sample_work, 0),
         "eval_episodes": count("--eval-episodes", eval_episodes, 0),
     }
-    if metrics_json is not None:
-        prepare(metrics_json)
+    for path, folder in [(metrics_json, False), (log_dir, True)]:
+        if path is not None:
+            check_writable(path, folder)
     trainer, config = configure(ctx, target, settings)
 
     from fdg.console import RunConsole
     from fdg.runtime.run import launch
-    from fdg.runtime.runfolder import RunFolder, write_json
+    from fdg.runtime.runfolder import RunFolder, as_json
 
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(log_dir, config.env, target.name, policy.name, config.seed))
-        observers: list[Any] = [folder]
+        runs = stack.enter_context(RunFolder(log_dir, config.env, target.name, policy.name, config.seed))
+        observers: list[Any] = [runs]
         if not quiet:
-            observers.append(stack.enter_context(RunConsole(folder=folder)))
+            observers.append(stack.enter_context(RunConsole(folder=runs)))
         result = launch(trainer, config, policy=policy, engine=engine, **physical, observers=observers)
     if metrics_json is not None:
-        write_json(metrics_json, result.metrics)
+        write(metrics_json, as_json(result.metrics), quiet)
 
 
 @app.command()
@@ -172,7 +188,7 @@ def graph(
     if format not in FORMATS:
         raise UsageError(f"no format {format!r}; {did_you_mean(format, FORMATS)}")
     if output is not None:
-        prepare(output)
+        check_writable(output)
 
     from fdg.draw import draw
 
@@ -180,7 +196,7 @@ def graph(
     text = sources(drawn) if source else draw(drawn, format)
     console = Console()
     if output is not None:
-        output.write_text(text.rstrip() + "\n")
+        write(output, text.rstrip() + "\n")
     elif source and console.is_terminal:
         console.print(Syntax(text, "python", background_color="default", word_wrap=True))
     else:
@@ -226,10 +242,8 @@ def check(
                 raise
             typer.echo(f"--  policy  {policy.name}: does not fit: {error}")
             continue
-        regions = sum(1 for _ in found.regions())
-        typer.echo(
-            f"OK  policy  {policy.name}: {len(found.fragments)} fragments, {regions} regions, {len(found.edges)} edges"
-        )
+        counts = (len(found.fragments), "fragment"), (len(list(found.regions())), "region"), (len(found.edges), "edge")
+        typer.echo(f"OK  policy  {policy.name}: {', '.join(some(*count) for count in counts)}")
         for advice in found.advice:
             typer.echo(f"    advice: {advice}")
 
@@ -259,9 +273,9 @@ def doctor() -> None:
     bad = 0
     for finding in examine():
         bad += finding.state == "bad"
-        typer.echo(f"{finding.state:<6}{finding.what:<24}{finding.seen}")
+        typer.echo(f"{finding.state:<6}{finding.what:<20}{finding.seen}")
         if finding.next_step:
-            typer.echo(f"{'':<6}{'':<24}→ {finding.next_step}")
+            typer.echo(f"{'':<26}→ {finding.next_step}")
     if bad:
         raise typer.Exit(1)
 
@@ -280,15 +294,17 @@ def find_target(algorithm: str | None) -> registry.Target:
 
 def configure(ctx: typer.Context, target: registry.Target, settings: list[str] | None) -> tuple[type[Trainer], Config]:
     """The trainer and the config that the command line means."""
-    from fdg.config import Config
-    from fdg.flags import read_config
+    from fdg.flags import SHARED, read_config
     from fdg.runtime.backends import resolve_env
 
-    given = {field.name: ctx.params[field.name] for field in dataclasses.fields(Config)}
-    if given["env"] is not None:
-        resolve_env(given["env"])  # a wrong name is refused before torch is imported
-    trainer = target.load()
+    given = {name: ctx.params[name] for name in SHARED}
     known = [flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--")]
+    # What can be refused before torch is imported, is.
+    if given["env"] is not None:
+        resolve_env(given["env"])
+    if (light := target.light_config()) is not None:
+        read_config(light, given, ctx.args, settings or [], known)
+    trainer = target.load()
     return trainer, read_config(trainer.config_class(), given, ctx.args, settings or [], known)
 
 
@@ -307,17 +323,24 @@ def sources(graph: Graph) -> str:
 
 
 def show_help(ctx: typer.Context, algorithm: str | None, asked: bool) -> None:
-    """The command's help; with an algorithm, its own flags too."""
+    """The command's help; with an algorithm, its own flags too, and its defaults for those that all have."""
     if not asked:
         find_target(None)
-    typer.echo(ctx.get_help())
     if algorithm is None:
-        return
-    from fdg.flags import flag_table
+        return typer.echo(ctx.get_help())
+    from fdg.flags import SHARED, flag, flag_table
 
-    cls = find_target(algorithm).load().config_class()
+    target = find_target(algorithm)
+    cls = target.light_config() or target.load().config_class()
+    rows = {row[0]: row for row in flag_table(cls)}
+    shared = {flag(name): rows.pop(flag(name)) for name in SHARED}
+    for parameter in ctx.command.params:  # of this invocation: Typer builds the command anew each time
+        if (row := shared.get(parameter.opts[0])) is not None:
+            parameter.default = row[2]
+            parameter.help = row[3]  # type: ignore[attr-defined]
+    typer.echo(ctx.get_help())
     table = Table("flag", "type", "default", "", title=f"Flags of {algorithm} ({cls.__name__})", title_justify="left")
-    for row in flag_table(cls):
+    for row in rows.values():
         table.add_row(*row)
     Console().print(table)
 
@@ -335,14 +358,36 @@ def count(flag: str, text: str, least: int) -> int:
     return value
 
 
-def prepare(file: Path) -> None:
-    """Refuse a file that cannot be written now, not after an hour of training."""
+def check_writable(path: Path, folder: bool = False) -> None:
+    """Refuse a file (or folder) that could not be written, now and not after an hour of training."""
+    if path.exists() and path.is_dir() != folder:
+        raise UsageError(f"{path} cannot be written: it is a {'file' if folder else 'folder'}")
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if there.is_dir():
+            tempfile.TemporaryFile(dir=there).close()
+        else:
+            there.open("a" if there == path.absolute() else "x").close()
     except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"{file} cannot be written: " + ("it is a folder" if file.is_dir() else "no permission"))
+        reason = "that is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"{path} cannot be written: {there}: {reason}") from error
+
+
+def write(file: Path, text: str, quiet: bool = False) -> None:
+    """Write a file that the user asked for; a folder made for it is named."""
+    try:
+        if not file.parent.exists():
+            file.parent.mkdir(parents=True)
+            if not quiet:
+                typer.echo(f"made the folder {file.parent}", err=True)
+        file.write_text(text)
+    except OSError as error:
+        raise RunError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def some(count: int, noun: str) -> str:
+    """`1 edge`, `2 edges`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def main() -> None:

@@ -128,7 +128,8 @@ def make_config(cls: type[ConfigType], overrides: Mapping[str, Any]) -> ConfigTy
         try:
             values[name] = read_value(value, hints[name])
         except (ValueError, SyntaxError, TypeError) as error:
-            raise UsageError(f"{name} is {value!r}; expected {type_name(hints[name])}") from error
+            nan = ", and nan is no number" if str(value).lower() == "nan" else ""
+            raise UsageError(f"{name} is {value!r}; expected {type_name(hints[name])}{nan}") from error
     try:
         config = cls(**values)
     except UsageError:

@@ -43,15 +43,15 @@ class RunConsole:
 
     def on_start(self, config: Config, graph: Graph | None) -> None:
         self.iterations = config.iterations
-        if self.folder is not None:
-            self.console.print(f"run folder {self.folder.path}", markup=False)
         if self.console.is_terminal:
             # No refresh thread of its own: a run's time belongs to the run.
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
 
     def on_log(self, row: dict[str, Any]) -> None:
-        new = [name for name in row["values"] if name not in self.values]  # a loss may come after a warm-up
+        self._name_folder()
+        shown = (*self.values, "episodic_return")  # the latter as `return`
+        new = [name for name in row["values"] if name not in shown]  # a loss may come after a warm-up
         self.values = (self.values + new)[:VALUES_SHOWN]
         self._rows.append(row)
         self._pending = True
@@ -60,9 +60,16 @@ class RunConsole:
             self._show()
 
     def on_end(self, metrics: dict[str, Any]) -> None:
+        self._name_folder()
         self.close()
         for line in summary(metrics):
             self.console.print(line, markup=False)
+
+    def _name_folder(self) -> None:
+        """Say once where the run is kept, when there is something in it: one that fails before leaves no folder."""
+        if self.folder is not None:
+            self.console.print(f"run folder {self.folder.path}", markup=False)
+            self.folder = None
 
     def close(self) -> None:
         """Show the last row if it is not yet, and give the terminal back."""

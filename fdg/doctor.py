@@ -7,17 +7,22 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "networkx", "libcst", "tensorboard", "flamepy")
-BACKENDS = {
-    "classic control": ("gymnasium.envs.classic_control", "pip install 'gymnasium[classic-control]'"),
-    "MuJoCo": ("mujoco", "pip install 'gymnasium[mujoco]'"),
-    "Box2D (LunarLander)": ("Box2D", "pip install 'gymnasium[box2d]', if you want LunarLander"),
+from fdg import __version__
+
+PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "networkx", "libcst", "typer", "rich")
+OPTIONAL = {
+    "mujoco": ("the MuJoCo environments", "pip install 'gymnasium[mujoco]'"),
+    "box2d": ("LunarLander and BipedalWalker", "pip install 'gymnasium[box2d]'"),
+    "tensorboard": ("TensorBoard events in the run folder", "pip install tensorboard"),
 }
+"""Package → what it is for, and how to get it."""
 
 
 @dataclass
@@ -31,52 +36,47 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, the cheap things first."""
-    yield Finding("python", "ok", platform.python_version())
+    """Look at everything. Versions are read from the packages' metadata; what has to be imported comes last."""
+    yield Finding("fdg", "ok", f"{__version__} in {Path(__file__).parent}")
+    yield Finding("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield from packages()
-    yield torchrl_compiled_part()
     yield from machine()
-    for name, (module, remedy) in BACKENDS.items():
-        yield backend(name, module, remedy)
+    yield cache()
+    yield flamepy()
     yield flame()
+    yield imports("torch")
+    yield imports("torchrl")
+    yield torchrl_compiled_part()
+
+
+def version(name: str) -> str:
+    """The installed version of a package; empty if there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def packages() -> Iterator[Finding]:
     for name in PACKAGES:
-        try:
-            yield Finding(name, "ok", importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "bad", "not installed", f"pip install {name}")
-
-
-def torchrl_compiled_part() -> Finding:
-    """TorchRL's C++ extension is built for one version of torch; FDG uses nothing of it."""
-    try:
-        importlib.import_module("torchrl")
-    except Exception as error:  # whatever breaks an installation
-        return Finding("torchrl import", "bad", f"fails: {first_line(error)}", "pip install --force-reinstall torchrl")
-    try:
-        importlib.import_module("torchrl._torchrl")
-    except Exception:
-        return Finding("torchrl compiled part", "ok", "does not load with this torch; FDG does not need it")
-    return Finding("torchrl compiled part", "ok", "loads (not needed)")
+        found = version(name)
+        yield Finding(name, "ok", found) if found else Finding(name, "bad", "not installed", f"pip install {name}")
+    for name, (purpose, remedy) in OPTIONAL.items():
+        found = version(name) or version(f"{name}-py")  # as Box2D is called for some versions of Python
+        if found:
+            yield Finding(name, "ok", found)
+        else:
+            yield Finding(name, "note", "not installed", f"{remedy}, if you want {purpose}")
 
 
 def machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding("cores", "ok", str(cores))
+    yield Finding("cores", "ok", f"{cores}; a run sets torch to 1 thread, since the number changes the last bits")
     total, free = memory()
     if total:
         enough = free >= 2e9
         step = "" if enough else "close other programs, or use a smaller --buffer-size: torchrl alone takes 0.4 GB"
         yield Finding("memory", "ok" if enough else "note", f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free", step)
-    try:
-        import torch
-
-        threads, set_to = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
-        yield Finding("torch threads", "ok", f"{threads}" + (f" (OMP_NUM_THREADS={set_to})" if set_to else ""))
-    except Exception as error:
-        yield Finding("torch import", "bad", f"fails: {first_line(error)}", "pip install --force-reinstall torch")
 
 
 def memory() -> tuple[float, float]:
@@ -94,23 +94,55 @@ def memory() -> tuple[float, float]:
         return total, free
 
 
-def backend(name: str, module: str, remedy: str) -> Finding:
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        return Finding(name, "note", f"not usable: {first_line(error)}", remedy)
-    return Finding(name, "ok", "usable")
+def cache() -> Finding:
+    """Where generated code is kept."""
+    folder = Path(os.environ.get("FDG_CACHE") or Path.home() / ".cache" / "fdg")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        return Finding("cache folder", "ok", f"{folder} ({size / 1e6:.1f} MB); FDG_CACHE names another")
+    return Finding("cache folder", "bad", f"{folder} cannot be written", "set FDG_CACHE to a folder that can")
+
+
+def flamepy() -> Finding:
+    found = version("flamepy")
+    if found:
+        return Finding("flamepy", "ok", found)
+    return Finding("flamepy", "note", "not installed", "pip install flamepy, if you want to run on Flame")
 
 
 def flame() -> Finding:
-    """Flame's servers; their absence only rules out `--engine flame`."""
+    """Flame's servers; their absence only rules out running on Flame."""
     program = "flame-session-manager"
     homes = [Path(home) for home in (os.environ.get("FLAME_HOME"), "/usr/local/flame") if home]
     places = [folder / program for home in homes for folder in (home, home / "bin")]
     found = next((str(place) for place in places if place.is_file()), None) or shutil.which(program)
     if found:
-        return Finding("Flame", "ok", found)
-    return Finding("Flame", "note", "not found", f"set FLAME_HOME to the folder of {program}, if you want a cluster")
+        return Finding("Flame servers", "ok", found)
+    seen = f"no {program} in FLAME_HOME, PATH or /usr/local/flame"
+    return Finding("Flame servers", "note", seen, "set FLAME_HOME to Flame's folder, if you want to run on Flame")
+
+
+def imports(name: str) -> Finding:
+    """Whether a package can be imported: versions that do not fit each other show only here."""
+    start = time.perf_counter()
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # whatever breaks an installation
+        step = f"pip install --force-reinstall {name}"
+        return Finding(f"import {name}", "bad", f"fails: {type(error).__name__}: {first_line(error)}", step)
+    return Finding(f"import {name}", "ok", f"takes {time.perf_counter() - start:.1f} s")
+
+
+def torchrl_compiled_part() -> Finding:
+    """TorchRL's C++ extension is built for one version of torch; FDG uses nothing of it."""
+    try:
+        importlib.import_module("torchrl._torchrl")
+    except Exception as error:
+        seen = f"does not load ({first_line(error)[:60]}): no matter, FDG uses nothing of it"
+    else:
+        seen = "loads; FDG uses nothing of it"
+    return Finding("torchrl's C++ part", "ok", seen)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
 
 
@@ -46,8 +51,11 @@ class RunError(FdgError):
     """A run that could not go on."""
 
 
+MANY = 20
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The sentence that follows an unknown name: the nearest valid one, or all of them.
+    """The sentence that follows an unknown name: the nearest valid one, and all of them if they are few.
 
     >>> did_you_mean("dqm", ["dqn", "reinforce"])
     "did you mean 'dqn'? (known: dqn, reinforce)"
@@ -58,4 +66,61 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     if not near:
         return listing
     best = next(choice for choice in known if choice.lower() == near[0])
-    return f"did you mean {best!r}? ({listing})"
+    return f"did you mean {best!r}?" + (f" ({listing})" if len(known) <= MANY else "")
+
+
+# ---- errors in the user's own code
+
+
+def debugging() -> bool:
+    """True if whole tracebacks are wanted: FDG_DEBUG=1."""
+    return os.environ.get("FDG_DEBUG", "0") not in ("", "0")
+
+
+@functools.cache
+def own_folders() -> tuple[str, ...]:
+    """Where FDG itself stands; the bundled algorithms are not among them, they are read like a user's."""
+    found = [os.path.dirname(__file__)]
+    for name in ("fdg.runtime", "fdg.policies"):
+        spec = importlib.util.find_spec(name)
+        found += spec.submodule_search_locations or [] if spec else []
+    return tuple(f"{folder}{os.sep}" for folder in found)
+
+
+def is_users(file: str) -> bool:
+    """True for a file that is neither FDG's, nor Python's, nor an installed library's."""
+    if file.startswith(("<", sysconfig.get_paths()["stdlib"], *own_folders())):
+        return False
+    return not {"site-packages", "dist-packages"} & set(file.split(os.sep))
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback from the user's first line on, without FDG's own frames between the user's."""
+    whole = traceback.TracebackException.from_exception(error)
+    waiting: list[traceback.TracebackException | None] = [whole]
+    while waiting:
+        part = waiting.pop()
+        if part is None:
+            continue
+        waiting += [part.__cause__, part.__context__]
+        users = [index for index, frame in enumerate(part.stack) if is_users(frame.filename)]
+        if users:
+            part.stack = traceback.StackSummary.from_list(
+                frame
+                for index, frame in enumerate(part.stack)
+                if index > users[-1] or (index >= users[0] and not frame.filename.startswith(own_folders()))
+            )
+    return "".join(whole.format())
+
+
+def import_failed(file: str, error: BaseException) -> UsageError:
+    """The refusal of a user's file that raised while it was imported: the line that did, in whichever file it stands."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    place, line, source = (frames[-1].filename, frames[-1].lineno, frames[-1].line) if frames else (file, 1, "")
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        place, line, source = error.filename or place, error.lineno or line, (error.text or "").strip()
+        reason = f"{type(error).__name__}: {error.msg}"
+    of = "" if place == file else f" of {os.path.basename(file)}"
+    shown = f"\n    {source}" if source else ""
+    return UsageError(f"{place}:{line}: the import{of} failed: {reason}{shown}")

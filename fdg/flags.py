@@ -33,6 +33,10 @@ COLLECTION = "frames_per_collection"
 """Not a field: frames of one iteration over all environments, turned into the steps of each."""
 
 
+SHARED = tuple(field.name for field in dataclasses.fields(Config))
+"""The fields that every algorithm has."""
+
+
 def read_config(
     cls: type[Config], given: Mapping[str, Any], extra: list[str], settings: list[str], known: Iterable[str] = ()
 ) -> Config:
@@ -144,9 +148,8 @@ def whole_number(name: str, text: str) -> int:
 def flag_table(cls: type[Config]) -> list[tuple[str, str, str, str]]:
     """Flag, type, default and help of each field, the algorithm's own first."""
     docs, types = field_docs(cls), field_types(cls)
-    base = {field.name for field in dataclasses.fields(Config)}
     rows = []
-    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name in base):
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name in SHARED):
         if not field.init:
             continue
         default = "" if field.default is dataclasses.MISSING else str(field.default)

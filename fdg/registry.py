@@ -11,17 +11,18 @@ import ast
 import importlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fdg.errors import UsageError, did_you_mean
+from fdg.errors import PolicyError, RunError, UsageError, did_you_mean, import_failed
 
 if TYPE_CHECKING:
     from fdg.api import Trainer
+    from fdg.config import Config
+    from fdg.policies import Policy
 
 ENGINES = {"inprocess": "every fragment in this process, as objects that share nothing"}
 
@@ -39,7 +40,12 @@ class Source:
 
     def load_class(self) -> type:
         """Import the file and return the class."""
-        return getattr(importlib.import_module(self.module) if self.module else import_file(self.file), self.class_name)
+        if not self.module:
+            return getattr(import_file(self.file), self.class_name)
+        try:
+            return getattr(importlib.import_module(self.module), self.class_name)
+        except ImportError as error:
+            raise RunError(f"{self.module} cannot be imported: {error}; fdg doctor says what is missing") from error
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,31 @@ class Target(Source):
                 f"{self.file}: the annotation of {self.class_name}.config cannot be read: {error}"
             ) from error
         return cls
+
+    def light_config(self) -> type[Config] | None:
+        """The config class of a bundled algorithm, without the rest of its file, which imports torch for seconds.
+
+        Good for help, and to refuse a wrong flag at once. None where only an import can tell.
+        """
+        tree = parse_file(Path(self.file))
+        classes = classes_in(tree)
+        wanted = [annotation_of(classes[self.class_name], "config")]
+        while wanted[-1] in classes:
+            wanted += base_names(classes[wanted[-1]])
+        if not self.module or wanted[-1] != "Config":
+            return None
+        light = ("__future__", "dataclasses", "typing")
+        body: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in light]
+        body += ast.parse("from fdg import Config, UsageError").body
+        body += [node for name, node in classes.items() if name in wanted]
+        module = ModuleType(f"{self.module} (config)")
+        module.__file__ = self.file
+        sys.modules[module.__name__] = module  # where `inspect` finds the source, and so the fields' help
+        try:
+            exec(compile(ast.Module(body, []), self.file, "exec"), vars(module))
+        except NameError:  # it uses something else of its file
+            return None
+        return getattr(module, wanted[0])
 
 
 def no_train(file: str, class_name: str) -> UsageError:
@@ -171,26 +202,61 @@ def policies() -> list[Source]:
     return found
 
 
-def find_policy(name: str) -> Any:
-    """An instance of the policy that `name` means: a bundled one, or `FILE.py:CLASS`.
+def find_policy(name: Any) -> type[Policy]:
+    """The policy that `name` means: a bundled one, `FILE.py:CLASS`, or `FILE.py` if it holds one policy.
+
+    >>> find_policy("Sharded-Replay").name
+    'sharded_replay'
 
     Raises:
-        UsageError: for a name, file or class that does not exist.
+        UsageError: for a name, file or class that does not exist, or a class that is no complete policy.
     """
+    from fdg.policies import Policy
+
+    if not isinstance(name, str):
+        return check_policy(name, "")
     if (place := split_file(name)) is None:
-        return pick(name, policies(), "policy").load_class()()
+        return pick(name, policies(), "policy").load_class()
     file, class_name = place
-    classes = classes_in(parse_file(file))
-    if not class_name and len(classes) == 1:
-        class_name = next(iter(classes))
-    if class_name not in classes:
-        raise no_class(file, class_name, classes)
-    policy = Source(class_name, str(file), class_name, "").load_class()()
-    if not isinstance(getattr(policy, "name", None), str):
-        raise UsageError(
-            f"{file}: {class_name} is no policy; it needs a class attribute: name = {class_name.lower()!r}"
+    tree = parse_file(file)
+    module = import_file(str(file))
+    own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    known = [key for key, value in own.items() if isinstance(value, type) and issubclass(value, Policy)]
+    if not class_name and len(known) == 1:
+        class_name = known[0]
+    if not class_name or not hasattr(module, class_name):
+        raise no_class(file, class_name, known)
+    node = classes_in(tree).get(class_name)
+    return check_policy(getattr(module, class_name), f"{file}:{node.lineno}: " if node else f"{file}: ")
+
+
+def check_policy(policy: Any, where: str) -> type[Policy]:
+    """A policy of the user's own, if its declaration is complete; `where` it stands begins each refusal."""
+    from fdg.policies import POLICIES, Policy
+
+    cls = policy if isinstance(policy, type) else type(policy)
+    word = cls.__name__
+    if not issubclass(cls, Policy):
+        raise PolicyError(f"{where}{word} is no policy; write: class {word}(Policy), from fdg.policies import Policy")
+    if not isinstance(cls.name, str) or not cls.name:
+        raise PolicyError(f"{where}policy {word} has no name; write in it: name = {word.lower()!r}")
+    if not isinstance(cls.fragments, dict) or not cls.fragments:
+        raise PolicyError(
+            f"{where}policy {word} declares no fragments; write in it, for example: "
+            'fragments = {"actors": ("env", "actor"), "learner": ("buffer", "learner")}'
         )
-    return policy
+    for fragment, components in cls.fragments.items():
+        if not isinstance(components, (tuple, list)) or not components:
+            write = f"({components!r},)" if isinstance(components, str) else "a tuple of components"
+            raise PolicyError(f"{where}policy {word}: fragment {fragment!r} is {components!r}; write {write}")
+    bundled = POLICIES.get(cls.name)
+    if bundled is not None and bundled.fragments != cls.fragments:
+        raise PolicyError(f"{where}policy {word} has the name of a bundled one, {cls.name!r}; give it another")
+    try:
+        cls.check()
+    except PolicyError as error:
+        raise PolicyError(f"{where}{error}") from error
+    return cls
 
 
 def find_engine(name: str) -> str:
@@ -286,6 +352,14 @@ def class_attribute(node: ast.AST, name: str) -> str:
     return ""
 
 
+def annotation_of(node: ast.ClassDef, name: str) -> str:
+    """The type that a class body declares for `name`, as written; empty if it does not."""
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and getattr(item.target, "id", "") == name:
+            return ast.unparse(item.annotation)
+    return ""
+
+
 def first_line(node: ast.ClassDef) -> str:
     return (ast.get_docstring(node) or "").partition("\n")[0]
 
@@ -294,7 +368,7 @@ def import_file(file: str) -> ModuleType:
     """Import a file of the user's, as `python FILE` would see it: its own folder comes first on the path.
 
     Raises:
-        UsageError: if something the file imports is not there.
+        UsageError: names the line that raised, if one does.
     """
     path = Path(file)
     for module in list(sys.modules.values()):
@@ -309,11 +383,9 @@ def import_file(file: str) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up by name
     try:
         spec.loader.exec_module(module)
-    except ImportError as error:
+    except BaseException as error:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        raise UsageError(f"{path}:{lines[-1] if lines else 1}: the import failed: {error}") from error
-    except BaseException:
-        del sys.modules[name]
+        if isinstance(error, (Exception, SystemExit)):
+            raise import_failed(str(path), error) from error
         raise
     return module

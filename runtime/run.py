@@ -16,6 +16,7 @@ from fdg.config import Config, make_config
 from fdg.errors import UsageError, did_you_mean
 from fdg.graph import Graph
 from fdg.msrl import MSRL, PHASES
+from fdg.registry import find_policy
 from fdg.runtime.coordinator import Coordinator, DriverMSRL, InstanceKey, global_value
 from fdg.runtime.environments import Environment, make_env
 from fdg.runtime.evaluation import Evaluator
@@ -56,6 +57,8 @@ class Progress:
         self.environments: list[Environment] = []
         self.history: list[dict[str, Any]] = []
         self.returns: list[float] = []
+        self.told: float | None = None
+        """The mean return by the trainer's own account."""
         self.episodes = 0
         self.start = time.perf_counter()
 
@@ -70,10 +73,15 @@ class Progress:
         del self.returns[:-RECENT]
 
     def mean_return(self) -> float | None:
+        """What the trainer logged as `episodic_return` (it may count only some episodes), else the mean of the last."""
+        if self.told is not None:
+            return self.told
         return sum(self.returns) / len(self.returns) if self.returns else None
 
     def log(self, step: int, value: Any, metrics: dict[str, Any]) -> None:
         self.drain()
+        values = plain_numbers(value, metrics)
+        self.told = values.get("episodic_return", self.told)
         seconds = time.perf_counter() - self.start
         frames = self.frames()
         row = {
@@ -83,7 +91,7 @@ class Progress:
             "seconds": seconds,
             "frames_per_second": frames / seconds if seconds else 0.0,
             "episodic_return": self.mean_return(),
-            "values": plain_numbers(value, metrics),
+            "values": values,
         }
         self.history.append(row)
         for observer in self.observers:
@@ -114,17 +122,6 @@ def plain_numbers(value: Any, metrics: dict[str, Any]) -> dict[str, float]:
     for name, item in metrics.items():
         put(name, item)
     return out
-
-
-def find_policy_class(policy: Any) -> Any:
-    from fdg.policies import POLICIES
-
-    if not isinstance(policy, str):
-        return policy
-    name = policy.replace("-", "_").lower()
-    if name not in POLICIES:
-        raise UsageError(f"unknown policy {policy!r}; {did_you_mean(policy, POLICIES)}")
-    return POLICIES[name]
 
 
 def launch(
@@ -160,7 +157,7 @@ def launch(
     if config is None or overrides:
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
-    chosen = find_policy_class(policy)
+    chosen = find_policy(policy)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
     run = None

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -46,12 +47,14 @@ class RunFolder:
     def __init__(self, log_dir: str | Path, env: str, algo: str, policy: str, seed: int) -> None:
         words = [env, algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
         self.path = Path(log_dir) / "__".join(re.sub(r"[^\w.=-]+", "-", word) for word in words)
+        self.made = False
         self._columns: list[str] = []
         self._csv: TextIO | None = None
         self._events: Events | None = None
 
     def on_start(self, config: Config, graph: Graph | None) -> None:
         self.path = new_folder(self.path)  # only now: a run refused for its input leaves no empty folder
+        self.made = True
         write_json(self.path / "config.json", dataclasses.asdict(config))
         if graph is not None:
             write_graph(self.path, graph)
@@ -59,7 +62,7 @@ class RunFolder:
 
     def on_log(self, row: dict[str, Any]) -> None:
         cells = {name: row[name] for name in COLUMNS}
-        for name, value in row["values"].items():
+        for name, value in own_values(row).items():
             cells[name if name not in COLUMNS else f"values/{name}"] = value
         if new := [name for name in cells if name not in self._columns]:
             self._widen(new)
@@ -93,8 +96,10 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close()
+        if kind is not None and self.made and self._csv is None:
+            shutil.rmtree(self.path, ignore_errors=True)  # it failed before the first row: nothing to keep
 
 
 def new_folder(wanted: Path) -> Path:
@@ -125,8 +130,12 @@ def write_graph(folder: Path, graph: Graph) -> None:
 
 
 def write_json(file: str | Path, data: Any) -> None:
+    Path(file).write_text(as_json(data))
+
+
+def as_json(data: Any) -> str:
     """Strict JSON: a number that is not finite becomes null."""
-    Path(file).write_text(json.dumps(finite(data), indent=2, default=str) + "\n")
+    return json.dumps(finite(data), indent=2, default=str) + "\n"
 
 
 def finite(data: Any) -> Any:
@@ -172,7 +181,12 @@ def open_events(folder: Path) -> Events | None:
         return None
 
 
+def own_values(row: dict[str, Any]) -> dict[str, float]:
+    """What the trainer logged, without the return: the row has it already."""
+    return {name: value for name, value in row["values"].items() if name != "episodic_return"}
+
+
 def event_names(row: dict[str, Any]) -> dict[str, float | None]:
     """A row's numbers under CleanRL's names."""
-    losses = {f"losses/{name}": value for name, value in row["values"].items()}
+    losses = {f"losses/{name}": value for name, value in own_values(row).items()}
     return {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"], **losses}

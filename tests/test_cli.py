@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,11 +17,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from fdg import registry
+from fdg import __version__, registry
 from fdg.cli import app
 from fdg.config import Config
 from fdg.console import FIRST_LINES, ROWS_SHOWN, RunConsole
 from fdg.errors import UsageError
+from fdg.flags import flag_table
 from fdg.graph import Fragment, Graph
 from fdg.runtime.runfolder import RunFolder, write_json
 
@@ -91,7 +93,9 @@ def mine(here: Path) -> Path:
     [
         ["--help"],
         ["list"],
+        ["--version"],
         ["train", "--help"],
+        ["train", "dqn", "--help"],
         ["train", "dqm"],
         ["graph", "dqn", "--dist-policy", "single_learner_coarse"],
         ["graph", "reinforce", "--dist-policy", "sharded_replay", "--actors", "2", "--format", "svg"],
@@ -112,6 +116,32 @@ print("heavy", {"torch", "torchrl", "tensordict", "gymnasium"} & set(sys.modules
     assert done.stdout.endswith(f"code {2 if 'dqm' in arguments else 0}\nheavy set()\n"), done
 
 
+@pytest.mark.parametrize("flags", ["--gama 1", "--gamma 2", "--env cartpool", "--metrics-json .", "--set lr=x"])
+def test_wrong_flags_of_a_bundled_algorithm_are_refused_before_torch_is_imported(flags):
+    code = """
+import sys
+from fdg.cli import main
+try:
+    main()
+except SystemExit as end:
+    sys.exit("torch was imported" if "torch" in sys.modules else end.code)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "dqn", *flags.split()], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done
+
+
+@pytest.mark.parametrize("target", registry.algorithms(), ids=lambda target: target.name)
+def test_the_light_config_is_the_algorithms_own(target):
+    light = target.light_config()
+    assert light is not None and flag_table(light) == flag_table(target.load().config_class())
+
+
+def test_version():
+    assert ran("--version") == f"fdg {__version__}\n"
+
+
 def test_list_names_what_there_is():
     listing = ran("list")
     for name in ("dqn", "reinforce", *POLICIES, "inprocess", "cartpole", "CartPole-v1"):
@@ -122,14 +152,18 @@ def test_help_of_an_algorithm_lists_its_own_flags(mine):
     text = ran("train", mine, "--help")
     assert "--dist-policy" in text
     assert re.search(r"--bonus.*float.*0\.5.*Added to nothing", text)
-    assert "--lr" in ran("train", "dqn", "-h")
+    text = ran("train", "dqn", "-h")
+    for flag in ("--lr", "--envs", "--iterations", "--local"):
+        assert len(re.findall(rf"[│ ]{flag} ", text)) == 1, flag
+    assert re.search(r"--envs[^-]*default: 64", text)  # DQN's own default
 
 
 def test_doctor_says_what_is_there_and_what_to_do():
     result = fdg("doctor")
     assert result.exit_code == 0, result.output
-    for word in ("torch", "torchrl compiled part", "cores", "memory", "threads", "MuJoCo", "Flame"):
-        assert word in result.stdout
+    for word in ("python", "torch", "torchrl's C++ part", "cores", "memory", "mujoco", "flamepy", "Flame servers"):
+        assert re.search(rf"^(ok|note) +{re.escape(word)} ", result.stdout, re.M), word
+    assert os.environ["FDG_CACHE"] in result.stdout
     for line, below in zip(result.stdout.splitlines(), [*result.stdout.splitlines()[1:], ""], strict=True):
         if line.startswith(("note", "bad")):
             assert "→" in below, line
@@ -271,6 +305,57 @@ def test_an_error_in_the_users_code_ends_in_the_users_line(mine):
     assert message == "ArithmeticError: negative bonus"
 
 
+def test_a_traceback_shows_the_users_lines_and_fdgs_own_only_on_demand(mine):
+    mine.write_text(
+        TRAINER
+        + "    def train(self):\n        td = self.msrl.env_reset()\n        td.nothing\n        self.msrl.log(0)\n"
+    )
+    command = [FDG, "train", f"{mine}:Mine", "--dist-policy", "single_learner_coarse", *TINY]
+    short = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    files = re.findall(r'File "([^"]+)"', short.stderr)
+    assert short.returncode == 1 and files[0] == str(mine) and "td.nothing" in short.stderr
+    assert not any(part in file for file in files for part in ("/runtime/", "cli.py", "typer"))
+    whole = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "FDG_DEBUG": "1"})
+    assert whole.returncode == 1 and "/runtime/" in whole.stderr and whole.stderr.count("\n") > short.stderr.count("\n")
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_file_that_raises_when_imported_is_one_message_with_its_line(mine, command, monkeypatch):
+    mine.write_text(TRAINER + "\ndef half():\n    return 1 / 0\n\nx = half()\n")
+    message = f"error: {mine}:20: the import failed: ZeroDivisionError: division by zero return 1 / 0"
+    assert refused(command, f"{mine}:Mine") == message
+    monkeypatch.setenv("FDG_DEBUG", "1")
+    result = fdg(command, f"{mine}:Mine")
+    assert result.exit_code == 2 and "Traceback" in result.stderr and "x = half()" in result.stderr
+
+
+def test_a_neighbour_that_raises_when_imported_is_named(here):
+    (here / "raises_at_once.py").write_text("import sys\n\nsys.exit(3)\n")
+    (here / "imports_it.py").write_text(
+        "import raises_at_once\nfrom fdg.algorithms.dqn import DQN\nclass A(DQN): ...\n"
+    )
+    seen = refused("check", "imports_it.py:A")
+    assert f"{here}/raises_at_once.py:3: the import of imports_it.py failed: SystemExit: 3 sys.exit(3)" in seen
+    (here / "raises_at_once.py").write_text("def (\n")
+    assert f"{here}/raises_at_once.py:1: the import of imports_it.py failed: SyntaxError" in refused(
+        "check", "imports_it.py:A"
+    )
+
+
+def test_a_run_that_fails_before_its_first_row_leaves_no_folder(mine):
+    mine.write_text(TRAINER + "\n    def replay_buffer(self, spec):\n        return None\n")
+    assert "this trainer has no replay buffer" in refused("train", mine, *TINY)
+    assert not list(mine.parent.glob("runs/*"))
+
+
+def test_folders_for_output_are_made_when_it_is_written_and_named(here):
+    assert "discrete" in refused("train", "dqn", "--env", "pendulum", "--metrics-json", "new/m.json")
+    assert not (here / "new").exists()
+    result = fdg("graph", "dqn", "-o", "new/g.txt")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "made the folder new\n")
+    assert fdg("graph", "dqn", "-o", "new/g.txt").stderr == ""
+
+
 def test_ctrl_c_is_one_line_and_code_130(here):
     command = [FDG, "train", "dqn", "--iterations", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
@@ -324,6 +409,10 @@ def test_ctrl_c_is_one_line_and_code_130(here):
         (["train", "dqn", "--env", "pendulum"], "discrete"),
         (["check", "dqn", "--env", "pendulum"], "discrete"),
         (["train", "dqn", "--metrics-json", "/proc/none/m.json"], "/proc/none/m.json cannot be written"),
+        (["train", "dqn", "--metrics-json", "."], ". cannot be written: it is a folder"),
+        (["train", "dqn", "--metrics-json", "/dev/null/m.json"], "/dev/null: that is a file"),
+        (["graph", "dqn", "-o", "/proc/none/g.svg"], "/proc/none/g.svg cannot be written"),
+        (["train", "dqn", "--gamma", "nan"], "gamma is 'nan'; expected float, and nan is no number"),
         (["train", "dqn", "--iterations", "1", "--log-dir", "/proc/none"], "cannot be written"),
     ],
 )
@@ -443,6 +532,24 @@ def test_a_value_that_comes_later_gets_its_column():
     header, first, wider, second = (line.split() for line in out.getvalue().splitlines())
     assert (header[4:6], first[3]) == (["epsilon", "time"], "1")
     assert (wider[4:6], second[4:6]) == (["epsilon", "loss"], ["0.9", "0.5"])
+
+
+def test_the_return_a_trainer_logs_itself_is_shown_and_kept_once(tmp_path):
+    out = io.StringIO()
+    with RunFolder(tmp_path, "e", "a", "p", 1) as folder, RunConsole(Console(file=out, width=100)) as console:
+        for observer in (folder, console):
+            observer.on_start(Config(iterations=1), None)
+            observer.on_log(row(1, loss=0.5, episodic_return=20.0))
+    assert out.getvalue().splitlines()[0].split() == [
+        "iteration",
+        "frames",
+        "frames/s",
+        "return",
+        "loss",
+        "time",
+        "left",
+    ]
+    assert not [name for name in (folder.path / "metrics.csv").read_text().split() if "values/" in name]
 
 
 def test_the_live_table_ends_with_the_last_rows():

@@ -109,7 +109,7 @@ def test_strings_are_read_by_type(hint, text, value):
         ("buffer_size", True, "int"),
         ("buffer_size", [1], "int"),
         ("lr", "fast", "float"),
-        ("lr", "nan", "float"),
+        ("lr", "nan", "float, and nan is no number"),
         ("double", "maybe", "true|false"),
         ("activation", "gelu", "relu|tanh"),
         ("clip", "much", "float or none"),
