@@ -43,6 +43,10 @@ class PolicyError(UsageError):
     """A distribution policy that does not fit the program."""
 
 
+class CheckpointError(UsageError):
+    """A checkpoint that cannot be written, read, or brought into the program as it is."""
+
+
 class GraphError(FdgError):
     """A graph that cannot be executed: an edge or region the program needs is not in it."""
 
