@@ -51,6 +51,8 @@ class Commands(TyperGroup):
             if interrupts:  # a library on the way may have made another exception of it
                 typer.echo("interrupted", err=True)
                 raise typer.Exit(130) from None
+            if isinstance(error, MemoryError):
+                error = UsageError(f"out of memory: {error}; use fewer --actors or --envs, or a smaller --buffer-size")
             if isinstance(error, FdgError):
                 if debugging():
                     traceback.print_exception(error)
@@ -144,7 +146,7 @@ def train(
     target = find_target(algorithm)
     if local and dist_policy not in (None, "local"):
         raise UsageError(f"--local and --dist-policy {dist_policy} disagree; give one of them")
-    policy = registry.find_policy(dist_policy or "local")
+    policy = registry.find_policy("local" if dist_policy is None else dist_policy)
     engine = registry.find_engine(engine)
     physical: dict[str, Any] = {
         "workers": None if workers is None else count("--workers", workers, 1),
@@ -192,7 +194,7 @@ def graph(
 
     from fdg.draw import draw
 
-    drawn = project(target, registry.find_policy(dist_policy or "local"), *size)
+    drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size)
     text = sources(drawn) if source else draw(drawn, format)
     console = Console()
     if output is not None:
@@ -221,7 +223,7 @@ def check(
     if algorithm is None or help:
         return show_help(ctx, algorithm, help)
     target = find_target(algorithm)
-    names = [dist_policy] if dist_policy else [policy.name for policy in registry.policies()]
+    names = [dist_policy] if dist_policy is not None else [policy.name for policy in registry.policies()]
     policies = [registry.find_policy(name) for name in names]
     trainer, config = configure(ctx, target, settings)
     typer.echo(f"OK  config  {config}")

@@ -27,6 +27,8 @@ from fdg.errors import UsageError, did_you_mean
 
 ConfigType = TypeVar("ConfigType", bound="Config")
 
+MOST_ENVIRONMENTS = 1_000_000
+
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -54,6 +56,10 @@ class Config:
         """Refuse values outside their range. Subclasses extend it: `super().validate()`, then `self.at_least(…)`."""
         self.at_least(1, "actors", "envs", "replay_shards", "iterations")
         self.at_least(0, "seed")
+        if self.actors * self.envs > MOST_ENVIRONMENTS:
+            raise UsageError(
+                f"actors × envs is {self.actors} × {self.envs}; more than {MOST_ENVIRONMENTS:,} environments are surely a slip"
+            )
         if self.seed >= 2**32:
             raise UsageError(f"seed is {self.seed}; it must be below 2**32 = {2**32}, numpy's limit")
 

@@ -22,6 +22,7 @@ FIXED = ("iteration", "frames", "frames/s", "return")
 ROWS_SHOWN = 12
 VALUES_SHOWN = 4
 REFRESH_SECONDS = 0.25
+DAY = 24 * 3600
 FIRST_LINES, LINE_SECONDS = 10, 2.0
 """Piped: the first lines all, then one every so many seconds, so that thousands of iterations do not flood a log."""
 
@@ -140,15 +141,17 @@ def number(value: Any) -> str:
 def duration(seconds: float) -> str:
     """A time as a person says it.
 
-    >>> duration(8.4), duration(75), duration(7500)
-    ('8 s', '1 min 15 s', '2 h 05 min')
+    >>> duration(8.4), duration(75), duration(7500), duration(1e6), duration(1e12)
+    ('8 s', '1 min 15 s', '2 h 05 min', '11 days', 'years')
     """
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    if whole < 3 * DAY:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // DAY} days" if whole < 1000 * DAY else "years"
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:

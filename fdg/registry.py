@@ -224,6 +224,8 @@ def find_policy(name: Any) -> type[Policy]:
     known = [key for key, value in own.items() if isinstance(value, type) and issubclass(value, Policy)]
     if not class_name and len(known) == 1:
         class_name = known[0]
+    if not known and not class_name:
+        raise UsageError(f"{file} holds no policy; write: class MyPolicy(fdg.policies.Policy)")
     if not class_name or not hasattr(module, class_name):
         raise no_class(file, class_name, known)
     node = classes_in(tree).get(class_name)
@@ -291,8 +293,10 @@ def split_file(name: str) -> tuple[Path, str] | None:
             raise UsageError(f"{name!r} is no Python file; write FILE.py:CLASS")
         return None
     path = Path(file).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{file!r} is a folder; write FILE.py:CLASS")
     if not path.is_file():
-        near = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = [str(other) for other in path.parent.glob("*.py") if other.is_file()] if path.parent.is_dir() else []
         raise UsageError(f"no file {file!r}" + (f"; {did_you_mean(file, near)}" if near else ""))
     return path.resolve(), class_name
 
@@ -309,6 +313,8 @@ def parse_file(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
+        if error.lineno is None:  # bytes that are no text
+            raise UsageError(f"{file}: cannot be read as Python: {error.msg}") from error
         line, column = (error.text or "").rstrip("\n"), max((error.offset or 1) - 1, 0)
         shown = f"\n    {line}\n    {' ' * column}^" if line else ""
         raise UsageError(f"{file}:{error.lineno}:{column + 1}: does not parse: {error.msg}{shown}") from error

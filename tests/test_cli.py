@@ -24,6 +24,7 @@ from fdg.console import FIRST_LINES, ROWS_SHOWN, RunConsole
 from fdg.errors import UsageError
 from fdg.flags import flag_table
 from fdg.graph import Fragment, Graph
+from fdg.runtime.run import launch
 from fdg.runtime.runfolder import RunFolder, write_json
 
 FDG = str(Path(sys.executable).with_name("fdg"))
@@ -47,6 +48,15 @@ class Mine(DQN):
         if self.config.bonus < 0:
             raise ArithmeticError("negative bonus")
         return super().agent(spec)
+"""
+
+OWN_POLICY = """
+from fdg.policies import Policy
+
+class Own(Policy):
+    name = "own"
+    fragments = {"actors": ("env", "actor"), "rest": ("buffer", "learner")}
+
 """
 
 
@@ -294,6 +304,60 @@ def test_a_policy_of_the_users_own(here):
     assert json.loads((here / "m.json").read_text())["policy"] == "own"
 
 
+def test_a_policy_file_without_its_class(here):
+    (here / "one_policy.py").write_text(OWN_POLICY)
+    (here / "two_policies.py").write_text(OWN_POLICY + "class Other(Own):\n    name = 'other'\n")
+    assert "under own" in ran("graph", "dqn", "--dist-policy", "one_policy.py")
+    assert "Own, Other" in refused("graph", "dqn", "--dist-policy", "two_policies.py")
+    assert "under other" in ran("graph", "dqn", "--dist-policy", "two_policies.py:Other")
+    assert re.search("OK +policy +other", ran("check", "dqn", "--dist-policy", "two_policies.py:Other"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("class Own: ...", ":2: Own is no policy; write: class Own(Policy), from fdg.policies import Policy"),
+        ("class Own(Policy):\n    fragments = {}", ":2: policy Own has no name; write in it: name = 'own'"),
+        ("class Own(Policy):\n    name = 'own'", "policy Own declares no fragments; write in it, for example"),
+        (
+            "class Own(Policy):\n    name = 'own'\n    fragments = {'all': ('env')}",
+            "fragment 'all' is 'env'; write ('env',)",
+        ),
+        (
+            "class Own(Policy):\n    name = 'own'\n    fragments = {'all': ('env', 'actor', 'replay', 'learner')}",
+            ":2: policy 'own' places an unknown component 'replay'",
+        ),
+        (
+            "class Own(Policy):\n    name = 'own'\n    fragments = {'all': ('env', 'actor', 'learner')}",
+            ":2: policy 'own' places component 'buffer' 0 times",
+        ),
+        (
+            "class Own(Policy):\n    name = 'local'\n    fragments = {'a': ('env', 'actor'), 'b': ('buffer', 'learner')}",
+            "policy Own has the name of a bundled one, 'local'; give it another",
+        ),
+        ("class Owl(Policy):\n    name = 'owl'", "has no class 'Own'; did you mean 'Owl'?"),
+        (
+            "class Own(Policy):\n    name = own",
+            ":3: the import failed: NameError: name 'own' is not defined name = own",
+        ),
+        ("class Own(Policy:", ":2:17: does not parse"),
+    ],
+)
+def test_a_policy_that_cannot_be_one_is_refused(here, line, message):
+    file = here / f"wrong_policy_{abs(hash(line))}.py"
+    file.write_text(f"from fdg.policies import Policy\n{line}\n")
+    for command in ("train", "graph", "check"):
+        assert message in refused(command, "dqn", "--dist-policy", f"{file}:Own")
+
+
+def test_launch_takes_a_policy_as_the_command_line_does(here):
+    (here / "launched_policy.py").write_text(OWN_POLICY)
+    done = launch(registry.find_algorithm("dqn").load(), iterations=1, policy="launched_policy.py:Own")
+    assert done.metrics["policy"] == "own"
+    with pytest.raises(UsageError, match="did you mean 'local'"):
+        launch(registry.find_algorithm("dqn").load(), iterations=1, policy="locl")
+
+
 def test_an_error_in_the_users_code_ends_in_the_users_line(mine):
     done = subprocess.run(
         [FDG, "train", f"{mine}:Mine", *TINY, "--bonus=-1"], capture_output=True, text=True, timeout=120
@@ -412,6 +476,9 @@ def test_ctrl_c_is_one_line_and_code_130(here):
         (["train", "dqn", "--metrics-json", "."], ". cannot be written: it is a folder"),
         (["train", "dqn", "--metrics-json", "/dev/null/m.json"], "/dev/null: that is a file"),
         (["graph", "dqn", "-o", "/proc/none/g.svg"], "/proc/none/g.svg cannot be written"),
+        (["train", "dqn", "--dist-policy", ""], "no policy ''"),
+        (["train", "dqn", "--buffer-size", "1e13"], "out of memory: Unable to allocate"),
+        (["train", "dqn", "--envs", "1e9"], "surely a slip"),
         (["train", "dqn", "--gamma", "nan"], "gamma is 'nan'; expected float, and nan is no number"),
         (["train", "dqn", "--iterations", "1", "--log-dir", "/proc/none"], "cannot be written"),
     ],
@@ -446,7 +513,7 @@ def test_bad_input_in_a_fresh_process():
             "several trainers; write one of",
         ),
         ("x = 1", "", "holds no trainer"),
-        ("x = '\0'", "", "cannot be read as Python|does not parse"),
+        ("x = '\0'", "", "py: cannot be read as Python"),
     ],
 )
 def test_files_that_hold_no_usable_trainer(tmp_path, source, name, message):

@@ -142,6 +142,12 @@ def test_counts_below_one_are_refused(name):
         ExampleConfig(**{name: 0})
 
 
+def test_environments_beyond_any_machine_are_refused():
+    assert Config(actors=1000, envs=1000).actors == 1000
+    with pytest.raises(UsageError, match="actors × envs is 1000 × 1001"):
+        Config(actors=1000, envs=1001)
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_numpy_cannot_take_are_refused(seed):
     with pytest.raises(UsageError, match="seed is"):
