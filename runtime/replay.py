@@ -23,7 +23,7 @@ strided and contiguous tensors in different orders: a batch copied on its way wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from fdg.errors import RunError, UsageError
-from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Key, Rows, Table, build, leaves
+from fdg.errors import CheckpointError, RunError, UsageError
+from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Column, Key, Rows, Table, build, leaves
 from fdg.runtime.sumtree import SumTree
 
 PRIORITY = "td_error"
@@ -141,6 +141,54 @@ class Shard:
         self.fresh = fresh
         if self._tree is not None:
             self._tree.clear()
+
+    def state(self, *, copy: bool = True) -> dict[str, Any]:
+        """Its rows lane by lane, oldest first, for a checkpoint. Without `copy` they are this shard's own memory, to be
+        written out before the next insert."""
+        tree = None if self._tree is None else self._weigh()
+        lanes = {}
+        for home, lane in enumerate(self.lanes):
+            first, written = int(self._first()[home]), int(self.written[home])
+            parts = []
+            for start, stop in _turns(first, written, self.capacity):
+                at = home * self.capacity + start % self.capacity
+                arrays = [column.array[at : at + stop - start] for column in self.table.columns]
+                parts.append([array.copy() for array in arrays] if copy else arrays)
+            slots = np.arange(first, written) % self.capacity
+            masses = None if tree is None else tree.get(np.full(len(slots), home), slots)
+            lanes[lane] = {"written": written, "cleared": int(self.cleared[home]), "rows": parts, "masses": masses}
+        columns = [column[:-1] for column in self.table.columns]
+        own = {"capacity": self.capacity, "prioritized": tree is not None, "fresh": self.fresh, "dropped": self.dropped}
+        return {**own, "columns": columns, "lanes": lanes}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Hold exactly the rows of a state, which has this shard's lanes: see `for_shard`.
+
+        Raises:
+            CheckpointError: it is of a buffer of another kind.
+        """
+        _agree(state, {"capacity": self.capacity, "prioritized": self._tree is not None})
+        if set(self.lanes) - set(state["lanes"]):
+            raise CheckpointError(
+                f"the checkpoint has the replay lanes {_lanes(state['lanes'])}, not {_lanes(self.lanes)}"
+            )
+        self.fresh, self.dropped = state["fresh"], state["dropped"]
+        self.table = Table(self.table.rows)
+        self.table.columns = [
+            Column.empty(key, shape, dtype, self.table.rows) for key, shape, dtype, _ in state["columns"]
+        ]
+        for home, lane in enumerate(self.lanes):
+            saved = state["lanes"][lane]
+            self.written[home], self.cleared[home] = saved["written"], saved["cleared"]
+            turns = _turns(int(self._first()[home]), saved["written"], self.capacity)
+            for (start, stop), values in zip(turns, saved["rows"], strict=True):
+                self.table.write(home * self.capacity + start % self.capacity, values, 0, stop - start)
+        self._weighed[:] = self.written
+        if self._tree is not None:
+            self._tree.clear()
+            for home, lane in enumerate(self.lanes):
+                slots = np.arange(self._first()[home], self.written[home]) % self.capacity
+                self._tree.set(np.full(len(slots), home), slots, state["lanes"][lane]["masses"])
 
     def _first(self) -> np.ndarray:
         """The sequence of the oldest row of each lane."""
@@ -317,6 +365,26 @@ class Router:
         self.cleared[:] = self.written
         self.highest = self._order = None
 
+    def state(self) -> dict[str, Any]:
+        """What it knows, for a checkpoint: the same for every number of shards."""
+        known = {"written": self.written.copy(), "cleared": self.cleared.copy(), "masses": self.lane_masses.copy()}
+        return {"capacity": self.capacity, "prioritized": self.prioritized, "highest": self.highest, **known}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Know what a state says.
+
+        Raises:
+            CheckpointError: it is of a buffer of another kind.
+        """
+        _agree(state, {"capacity": self.capacity, "prioritized": self.prioritized})
+        if len(state["written"]) != self.actors:
+            raise CheckpointError(
+                f"the checkpoint's replay buffer has {len(state['written'])} lanes, and there are {self.actors} actors here: "
+                f"resume with --actors {len(state['written'])}"
+            )
+        self.written[:], self.cleared[:], self.lane_masses[:] = state["written"], state["cleared"], state["masses"]
+        self.highest, self._order = state["highest"], None
+
     def _counts(self) -> np.ndarray:
         return np.minimum(self.written - self.cleared, self.capacity)
 
@@ -371,7 +439,34 @@ def _array(value: Any, dtype: type) -> np.ndarray:
     return np.asarray(value.numpy(force=True) if isinstance(value, Tensor) else value, dtype)
 
 
-def _lanes(lanes: range) -> str:
+def for_shard(states: Sequence[dict[str, Any]], index: int, shards: int) -> dict[str, Any]:
+    """The state of shard `index` of so many, from the states of all shards of a buffer, however many those are."""
+    lanes = {lane: rows for state in states for lane, rows in state["lanes"].items()}
+    return {
+        **states[0],
+        "columns": next((state["columns"] for state in states if state["columns"]), []),
+        "dropped": sum(state["dropped"] for state in states) if index == 0 else 0,
+        "lanes": {lane: rows for lane, rows in lanes.items() if lane % shards == index},
+    }
+
+
+def _turns(first: int, last: int, capacity: int) -> list[tuple[int, int]]:
+    """The sequences first … last, cut where the ring begins anew."""
+    turn = -(-first // capacity) * capacity
+    return [(start, stop) for start, stop in ((first, min(turn, last)), (max(first, turn), last)) if start < stop]
+
+
+def _agree(state: dict[str, Any], here: dict[str, Any]) -> None:
+    for name, value in here.items():
+        if state[name] != value:
+            what = "rows per actor" if name == "capacity" else name
+            raise CheckpointError(
+                f"the replay buffer's {what} is {state[name]} in the checkpoint and {value} here: resume with the settings "
+                "of the run that wrote it"
+            )
+
+
+def _lanes(lanes: Iterable[int]) -> str:
     return ", ".join(map(str, lanes)) or "it has none"
 
 
@@ -475,6 +570,24 @@ class ReplayBuffer:
         router.clear()
         for shard in self._shards:
             shard.clear(router.fresh)
+
+    def state(self, *, copy: bool = True) -> dict[str, Any]:
+        """Everything it holds, for a checkpoint; of use to a buffer with any number of shards. See `Shard.state`."""
+        router = self._opened()
+        shards = [shard.state(copy=copy) for shard in self._shards]
+        return {"router": router.state(), "shards": shards, "dropped": self.dropped}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Hold exactly what the buffer did that a state is of: the same draws, the same evictions follow.
+
+        Raises:
+            CheckpointError: it is of a buffer of another capacity, for other actors, or drawn from otherwise.
+        """
+        router = self._opened()
+        router.load_state(state["router"])
+        for index, shard in enumerate(self._shards):
+            shard.load_state(for_shard(state["shards"], index, router.shards))
+        self.dropped = state["dropped"]
 
     def __len__(self) -> int:
         return 0 if self._router is None else len(self._router)

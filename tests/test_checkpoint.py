@@ -28,6 +28,7 @@ from fdg.errors import CheckpointError, UsageError
 from fdg.runtime import checkpoint
 from fdg.runtime.checkpoint import decode, encode, latest, load, restore, save, state_of, write
 from fdg.runtime.environments import make_env
+from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
 from fdg.runtime.values import UNBOUND, Varying
 from fdg.runtime.weights import parameters_of, sha256, shared_places
@@ -539,6 +540,114 @@ def test_actors_and_trainers():
     program.tracker.best, program.msrl = 3.0, object()  # type: ignore[assignment]
     restore(driver, state_of(program))
     assert driver.tracker.best == 3.0 and driver.config.iterations == 7 and not hasattr(driver, "msrl")
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), st.integers(0, 4), st.integers(1, 6)),
+        st.tuples(st.just("insert"), st.integers(0, 4), st.integers(1, 6)),
+        st.tuples(st.just("learn"), st.integers(1, 9), st.integers(0, 2**31)),
+        st.tuples(st.just("stale"), st.integers(1, 9), st.integers(0, 2**31)),
+        st.tuples(st.just("clear"), st.just(0), st.just(0)),
+    ),
+    max_size=14,
+)
+
+
+class Replayer:
+    """Runs operations on a buffer; what it returns is all that can be seen of the buffer."""
+
+    def __init__(self, buffer: ReplayBuffer, count: int = 0, old: TensorDict | None = None) -> None:
+        self.buffer, self.count, self.old = buffer, count, old
+
+    def run(self, program: list[Any], actors: int) -> list[Any]:
+        seen: list[Any] = []
+        for name, a, b in program:
+            if name == "insert":
+                values = torch.arange(self.count, self.count + b)
+                self.count += b
+                self.buffer.insert(a % actors, TensorDict({"x": values, "inner": {"y": values.bfloat16()}}, [b]))
+            elif name == "clear":
+                self.buffer.clear()
+            elif len(self.buffer):
+                torch.manual_seed(b)
+                batch = self.buffer.sample(a)
+                seen += [batch[key].tolist() for key in ("index", "x", ("inner", "y"))]
+                if self.buffer.prioritized:
+                    seen.append(batch["priority_weight"].tolist())
+                    target = self.old if name == "stale" and self.old is not None else batch
+                    self.buffer.update_priority(target, torch.rand(len(target)))
+                    seen += [shard.masses().tolist() for shard in self.buffer._shards] if self.shards == 1 else []
+                self.old = batch
+            seen += [len(self.buffer), self.buffer.dropped]
+        return seen
+
+    @property
+    def shards(self) -> int:
+        return len(self.buffer._shards)
+
+
+@SETTINGS
+@given(operations, operations, st.integers(1, 4), st.integers(4, 17), st.booleans(), st.sampled_from([1, 2, 3, 5]))
+def test_a_loaded_buffer_draws_and_evicts_alike(before, after, actors, capacity, prioritized, shards):
+    def opened(shards: int) -> ReplayBuffer:
+        return ReplayBuffer(capacity, prioritized=prioritized).open(actors, shards)
+
+    run = Replayer(opened(shards))
+    run.run(before, actors)
+    state = decode(encode({"replay": run.buffer.state()}))["replay"]
+    for other in (1, 2, 4):
+        resumed = Replayer(opened(other), run.count, run.old)
+        resumed.run([("insert", 0, 3), ("learn", 3, 0)], actors)  # what was there before is gone
+        resumed.count, resumed.old = run.count, run.old
+        resumed.buffer.load_state(state)
+        oracle = Replayer(opened(other))
+        oracle.run(before, actors)
+        assert resumed.run(after, actors) == oracle.run(after, actors)
+    oracle = Replayer(opened(shards))
+    oracle.run(before, actors)
+    assert run.run(after, actors) == oracle.run(after, actors)  # asking for the state changed nothing
+
+
+def test_sums_of_a_loaded_buffer_are_the_same_bits():
+    buffer = ReplayBuffer(1000, prioritized=True).open(1)
+    other = ReplayBuffer(1000, prioritized=True).open(1)
+    torch.manual_seed(0)
+    for _ in range(40):
+        buffer.insert(0, TensorDict({"x": torch.zeros(37)}, [37]))
+        batch = buffer.sample(64)
+        buffer.update_priority(batch, torch.rand(64))
+    other.load_state(buffer.state())
+    for one, two in zip(buffer._shards[0]._tree._levels, other._shards[0]._tree._levels, strict=True):
+        assert one.tobytes() == two.tobytes()
+    assert buffer._shards[0].masses().tobytes() == other._shards[0].masses().tobytes()
+
+
+def test_state_without_copy_is_the_memory_itself():
+    buffer = ReplayBuffer(6).open(1)
+    buffer.insert(0, TensorDict({"x": torch.arange(4)}, [4]))
+    copies, views = buffer.state(), buffer.state(copy=False)
+    buffer._shards[0].table.columns[0].array[:] = -1
+    values = [state["shards"][0]["lanes"][0]["rows"][0][0].tolist() for state in (copies, views)]
+    assert values == [[0, 1, 2, 3], [-1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("here", "actors", "words"),
+    [
+        (ReplayBuffer(12), 2, ["rows per actor is 5 in the checkpoint and 6 here"]),
+        (ReplayBuffer(10, prioritized=True), 2, ["prioritized is False", "True here"]),
+        (ReplayBuffer(5), 1, ["2 lanes", "--actors 2"]),
+    ],
+)
+def test_the_state_of_another_buffer_is_refused(here, actors, words):
+    state = ReplayBuffer(10).open(2).state()
+    with pytest.raises(CheckpointError) as error:
+        here.open(actors).load_state(state)
+    for word in words:
+        assert word in str(error.value)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
