@@ -84,6 +84,27 @@ class Trainer:
             ) from None
 
 
+def build_parts(trainer: Trainer, spec: EnvSpec) -> tuple[Agent, ReplayBuffer | None]:
+    """What a trainer's `agent` and `replay_buffer` return, checked.
+
+    Raises:
+        UsageError: one of them returned something else.
+    """
+    from fdg.runtime.replay import ReplayBuffer
+
+    name = type(trainer).__name__
+    agent = trainer.agent(spec)
+    if not isinstance(agent, Agent):
+        raise UsageError(f"{name}.agent returned {agent!r}; return Agent(actor=…, learner=…)")
+    for part in (agent.actor, agent.learner):
+        if isinstance(part, type):
+            raise UsageError(f"{name}.agent returned the class {part.__name__}; make one: {part.__name__}(…)")
+    buffer = trainer.replay_buffer(spec)
+    if buffer is not None and not isinstance(buffer, ReplayBuffer):
+        raise UsageError(f"{name}.replay_buffer returned {buffer!r}; return fdg.ReplayBuffer(capacity)")
+    return agent, buffer
+
+
 def pure(function: Function) -> Function:
     """Declare that a function only computes: no side effect, no random numbers, no writes to its arguments.
 

@@ -186,7 +186,12 @@ def graph(
     """Draw the fragmented dataflow graph of a trainer under a policy, or print the code that runs."""
     target = find_target(algorithm)
     size = count("--actors", actors, 1), count("--replay-shards", replay_shards, 1)
-    format = format or SUFFIXES.get(output.suffix if output else "", "text")
+    if format is None:
+        suffix = output.suffix if output and not source else ""
+        if suffix and suffix not in SUFFIXES:
+            raise UsageError(f"{output}: no format is known by {suffix!r} ({', '.join(SUFFIXES)} are); give --format")
+        format = SUFFIXES.get(suffix, "text")
+    format = format.lower()
     if format not in FORMATS:
         raise UsageError(f"no format {format!r}; {did_you_mean(format, FORMATS)}")
     if output is not None:
@@ -228,11 +233,12 @@ def check(
     trainer, config = configure(ctx, target, settings)
     typer.echo(f"OK  config  {config}")
 
+    from fdg.api import build_parts
     from fdg.runtime.environments import make_env
 
     environment = make_env(config.env, config.envs, config.seed)
     try:
-        agent = trainer(config).agent(environment.spec)
+        agent, buffer = build_parts(trainer(config), environment.spec)
     finally:
         environment.close()
     typer.echo(f"OK  agent   {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
@@ -248,6 +254,12 @@ def check(
         typer.echo(f"OK  policy  {policy.name}: {', '.join(some(*count) for count in counts)}")
         for advice in found.advice:
             typer.echo(f"    advice: {advice}")
+        used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
+        if buffer is None and used:
+            typer.echo(
+                f"    advice: line {min(used)} uses a replay buffer, and this trainer makes none: "
+                "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
+            )
 
 
 @app.command(name="list")

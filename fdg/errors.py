@@ -65,12 +65,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     "did you mean 'dqn'? (known: dqn, reinforce)"
     """
     known = sorted(choices)
-    near = difflib.get_close_matches(name.lower(), [choice.lower() for choice in known], n=1, cutoff=0.5)
+    words = {choice.lower().lstrip("-"): choice for choice in known}  # dashes make all flags alike
+    near = difflib.get_close_matches(name.lower().lstrip("-"), words, n=1, cutoff=0.5)
     listing = f"known: {', '.join(known)}"
     if not near:
         return listing
-    best = next(choice for choice in known if choice.lower() == near[0])
-    return f"did you mean {best!r}?" + (f" ({listing})" if len(known) <= MANY else "")
+    return f"did you mean {words[near[0]]!r}?" + (f" ({listing})" if len(known) <= MANY else "")
 
 
 # ---- errors in the user's own code

@@ -138,11 +138,14 @@ def iterations_for(config: Config, timesteps: str) -> int:
 
 
 def whole_number(name: str, text: str) -> int:
-    """The number that a flag gives which is no field."""
+    """The number, at least 1, that a flag gives which is no field."""
     try:
-        return read_value(text, int)
+        value = read_value(text, int)
     except ValueError:
         raise UsageError(f"{name} is {text!r}; expected int") from None
+    if value < 1:
+        raise UsageError(f"{name} is {value}; it must be at least 1")
+    return value
 
 
 def flag_table(cls: type[Config]) -> list[tuple[str, str, str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,6 +66,17 @@ class Target(Source):
             raise UsageError(f"{self.file}: {self.class_name} is no trainer; write: class {self.class_name}(Trainer)")
         if cls.train is Trainer.train:
             raise no_train(self.file, self.class_name)
+        if cls.agent is Trainer.agent:
+            raise UsageError(
+                f"{self.file}: {self.class_name} has no method `agent`; "
+                "write: def agent(self, spec), which returns Agent(actor=…, learner=…)"
+            )
+        for method, *given in ((cls, "config"), (cls.train, "self"), (cls.agent, "self", "spec")):
+            try:
+                inspect.signature(method).bind(*given)
+            except TypeError as error:
+                name = self.class_name if method is cls else f"{self.class_name}.{method.__name__}"
+                raise UsageError(f"{self.file}: {name} is called with {', '.join(given)}: {error}") from error
         try:
             cls.config_class()
         except NameError as error:
@@ -229,6 +241,8 @@ def find_policy(name: Any) -> type[Policy]:
     if not class_name or not hasattr(module, class_name):
         raise no_class(file, class_name, known)
     node = classes_in(tree).get(class_name)
+    if not isinstance(getattr(module, class_name), type):
+        raise no_class(file, class_name, known)
     return check_policy(getattr(module, class_name), f"{file}:{node.lineno}: " if node else f"{file}: ")
 
 

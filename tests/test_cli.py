@@ -412,6 +412,30 @@ def test_a_run_that_fails_before_its_first_row_leaves_no_folder(mine):
     assert not list(mine.parent.glob("runs/*"))
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def agent(self, spec): return 1, 2", "Mine.agent returned (1, 2); return Agent(actor=…, learner=…)"),
+        ("def agent(self, spec): return Agent(Actor)", "Mine.agent returned the class Actor; make one: Actor(…)"),
+        (
+            "def replay_buffer(self, spec): return []",
+            "Mine.replay_buffer returned []; return fdg.ReplayBuffer(capacity)",
+        ),
+        ("def __init__(self): pass", "Mine is called with config: too many positional arguments"),
+        ("def train(self, steps): ...", "Mine.train is called with self: missing a required argument: 'steps'"),
+        ("agent = Trainer.agent", "Mine has no method `agent`; write: def agent(self, spec), which returns Agent"),
+    ],
+)
+def test_check_refuses_a_trainer_whose_parts_are_wrong(mine, body, message):
+    mine.write_text(f"from fdg import Actor, Agent, Trainer\n{TRAINER}\n    {body}\n")
+    assert message in refused("check", f"{mine}:Mine")
+
+
+def test_check_advises_a_missing_replay_buffer(mine):
+    mine.write_text(f"{TRAINER}\n    def replay_buffer(self, spec): return None\n")
+    assert re.search(r"advice: line \d+ uses a replay buffer, and this trainer makes none", ran("check", mine))
+
+
 def test_folders_for_output_are_made_when_it_is_written_and_named(here):
     assert "discrete" in refused("train", "dqn", "--env", "pendulum", "--metrics-json", "new/m.json")
     assert not (here / "new").exists()
@@ -457,6 +481,7 @@ def test_ctrl_c_is_one_line_and_code_130(here):
         (["train", "dqn", "--workers", "2"], "workers is 2, sample_parallelism is 1; the engine 'inprocess'"),
         (["graph", "dqn", "--actors", "0"], "--actors is 0; it must be at least 1"),
         (["graph", "dqn", "--format", "png"], "no format 'png'"),
+        (["graph", "dqn", "-o", "g.png"], "g.png: no format is known by '.png' (.txt, .mmd, .dot"),
         (["graph", "dqn", "--sorce"], "--source"),
         (["trian", "dqn"], "Did you mean 'train'?"),
         (["train", "--lr", "0.1", "dqn"], "--lr comes before the algorithm"),
@@ -544,7 +569,7 @@ def test_algorithms_are_known_without_importing_them():
 
 
 def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
-    (tmp_path / "json.py").write_text("from fdg import Trainer\nclass A(Trainer):\n  def train(self): ...\n")
+    (tmp_path / "json.py").write_text("from fdg.algorithms.dqn import DQN\nclass A(DQN): ...\n")
     assert registry.find_algorithm(str(tmp_path / "json.py")).load().__name__ == "A"
     assert sys.modules["json"] is json
 

@@ -225,7 +225,7 @@ def test_total_timesteps_become_iterations():
     made = config("--total-timesteps", "1e4", "--num-envs", "4", actors="2")
     assert made.iterations == 79  # 10,000 / (16 steps × 4 environments × 2 actors), rounded up
     assert "give one of them" in refusal("--total-timesteps", "100", iterations="3")
-    assert "iterations is 0" in refusal("--total-timesteps", "0")
+    assert refusal("--total-timesteps", "-5") == "total_timesteps is -5; it must be at least 1"
     assert "expected int" in refusal("--total-timesteps", "long")
     with pytest.raises(UsageError, match="use --iterations"):
         read_config(Config, NONE, ["--total-timesteps", "100"], [])
@@ -247,6 +247,7 @@ def test_the_users_own_preparation_runs_once():
 def test_bad_flags_get_one_clear_message():
     assert "no flag --bufer-size for this algorithm; did you mean '--buffer-size'?" in refusal("--bufer-size", "1")
     assert "did you mean '--dist-policy'?" in refusal("--dist-polcy", "local")
+    assert "did you mean" not in refusal("--zzz")
     assert refusal("--lr") == "--lr needs a value: float"
     assert refusal("--lr", "--double") == "--lr needs a value: float"
     assert "unexpected argument 'fast'" in refusal("fast")

@@ -878,7 +878,7 @@ class Evaluator:
             self.effects.mutates |= touched  # the component may write into what it is given
         if operation.joins:
             # The step of a log is no value to join: it has to be the same for all actors.
-            for argument in node.args[1:] if name == "log" and node.args[0].keyword is None else node.args:
+            for argument in node.args[1:] if name == "log" and node.args and not node.args[0].keyword else node.args:
                 if isinstance(argument.value, cst.Name):
                     self.effects.joined.add(argument.value.value)
                 elif isinstance(argument.value, cst.Attribute) and self.is_self(argument.value.value):
