@@ -2,7 +2,9 @@
 
 State, all of it:
     graph       what may run and what may cross; every region call and every crossing is looked up in it
-    instances   (fragment, per, index) -> Instance: one per logical actor for per-actor regions, one for the rest
+    engine      hosts the instances: one per logical actor for per-actor regions, one for the rest
+    shelves     what stays in each instance and the driver has a handle to
+    version     how often the learner has learned; actors get its weights when they have older ones
     calls       how often each region was called
     turn        the actor whose turn it is while the driver runs a per-actor statement, else None
 
@@ -20,26 +22,47 @@ from typing import Any
 from fdg.compiler.emit import argument
 from fdg.compiler.operations import OPERATIONS
 from fdg.errors import GraphError
-from fdg.graph import DRIVER, Graph, Port, Region
-from fdg.msrl import MSRL
-from fdg.runtime.inprocess import Instance
-from fdg.runtime.values import ATOMS, UNBOUND, Handle, Return, Store, Varying, copied, join, nbytes
+from fdg.graph import DRIVER, Graph, Region
+from fdg.msrl import MSRL, PHASES
+from fdg.runtime.engine import Engine
+from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task
+from fdg.runtime.values import ATOMS, UNBOUND, Handle, Home, Return, Shelf, Varying, copied, join, nbytes, reach
 
-InstanceKey = tuple[str, str, int]
+
+class Count:
+    """Frames and finished episodes of one actor's environments, as its reports tell them."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.episodes: list[tuple[float, int]] = []
+
+    def drain_episodes(self) -> list[tuple[float, int]]:
+        episodes, self.episodes = self.episodes, []
+        return episodes
 
 
 class Coordinator:
     """Runs a graph's regions on an engine's instances."""
 
-    def __init__(self, graph: Graph, instances: dict[InstanceKey, Instance], actors: int) -> None:
-        self.graph, self.instances, self.actors = graph, instances, actors
-        self.calls: Counter[str] = Counter()
-        self.turn: int | None = None
-        self.home = Store(DRIVER)
+    def __init__(self, graph: Graph, engine: Engine, keys: list[InstanceKey], actors: int) -> None:
+        self.graph, self.engine, self.actors = graph, engine, actors
+        self.shelves = {key: self.shelf(key) for key in keys}
+        self.home = Home()
         """Objects that fragments made and the driver has taken over."""
-        self.sync_seconds = 0.0
+        self.calls: Counter[str] = Counter()
+        self.counts = [Count() for _ in range(actors)]
+        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.turn: int | None = None
+        self.version = 0
+        self.known: dict[InstanceKey, int] = {}
+        """The version of the weights that each instance has."""
+        self.learner = next((name for name, part in graph.fragments.items() if "learner" in part.components), "")
+        self.weight_bytes = 0
         self.regions = {(region.fragment, region.name): region for region in graph.regions()}
-        self.learner = next((i for i in instances.values() if i.msrl._learner is not None), None)
+        self.sent = {(edge.source, edge.value) for edge in graph.edges if DRIVER not in (edge.source, edge.target)}
+
+    def shelf(self, key: InstanceKey) -> Shelf:
+        return Shelf(key[0], lambda keys: self.engine.fetch(key, keys))
 
     # one region call -------------------------------------------------------------------------------------------------
 
@@ -52,9 +75,18 @@ class Coordinator:
         self.calls[f"{fragment}.{name}"] += 1
         inputs = {port.name: arguments[argument(port.name)] for port in region.inputs}
         if region.per != "actor":
-            return self.call_one(region, inputs)
+            return self.run(region, [((fragment, "one", 0), inputs)])[0]
         indices = range(self.actors) if self.turn is None else [self.turn]
-        results = [self.call_actor(region, inputs, index) for index in indices]
+        results = self.run(
+            region,
+            [
+                (
+                    (fragment, "actor", index),
+                    {name: value[index] if isinstance(value, Varying) else value for name, value in inputs.items()},
+                )
+                for index in indices
+            ],
+        )
         if self.turn is not None or self.actors == 1:
             return results[0]
         if not region.outputs:
@@ -70,117 +102,193 @@ class Coordinator:
     def names(self, fragment: str) -> str:
         return ", ".join(name for owner, name in self.regions if owner == fragment) or "none"
 
-    def call_one(self, region: Region, inputs: dict[str, Any]) -> Any:
-        instance = self.instances[region.fragment, "one", 0]
-        return self.run(instance, region, inputs)
-
-    def call_actor(self, region: Region, inputs: dict[str, Any], index: int) -> Any:
-        instance = self.instances[region.fragment, "actor", index]
-        if "agent_act" in region.calls:
-            self.sync(instance)
-        own = {name: value[index] if isinstance(value, Varying) else value for name, value in inputs.items()}
-        return self.run(instance, region, own)
-
-    def run(self, instance: Instance, region: Region, inputs: dict[str, Any]) -> Any:
-        lent: dict[int, Any] = {}
-        others: dict[int, Any] = {}
-        resolved = {argument(name): self.enter(instance, name, value, lent, others) for name, value in inputs.items()}
-        instance.store.epoch += 1
-        result = instance.call(region.name, resolved)
-        results = (result,) if len(region.outputs) == 1 else result or ()
+    def run(self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any]]]) -> list[Any]:
+        """Run a region on some instances."""
+        start = perf_counter()
         # An object that several actors got a copy of is nobody's own any more.
-        back = Return(lent if self.turn is not None or region.per != "actor" or self.actors == 1 else {})
+        lend = self.turn is not None or region.per != "actor" or self.actors == 1
+        tasks = [self.task(region, key, inputs, lend) for key, inputs in calls]
+        replies = self.engine.call(tasks)
+        self.account(tasks, replies, perf_counter() - start)
+        return [
+            self.finish(region, self.shelves[key], inputs, task, reply)
+            for (key, inputs), task, reply in zip(calls, tasks, replies, strict=True)
+        ]
+
+    def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: bool) -> Task:
+        """What an instance is asked to do."""
+        lent: dict[int, Any] = {}
+        brought: dict[int, dict[int, int]] = {}
+        for value in inputs.values():
+            self.note_foreign(self.shelves[key], value, brought)
+        entering = {argument(n): self.enter(key, n, value, lent, brought) for n, value in inputs.items()}
+        lend = lend and bool(lent)
         # Objects that share parts live in one place: where one of them is the driver's, all become the driver's.
-        here = bool(back.originals) and any(self.is_drivers(inputs[name]) for name in region.restores)
+        here = lend and any(self.is_drivers(inputs[name]) for name in region.restores)
+        restores = []
         for name in region.restores:
-            self.come_back(instance, name, inputs[name], resolved[argument(name)], back, here)
+            given = inputs[name]
+            if given is UNBOUND or isinstance(given, Varying):
+                continue
+            if isinstance(given, Handle) and not given.at_driver:
+                if here or given.shelf is not self.shelves[key]:
+                    restores.append((argument(name), here))
+            else:
+                restores.append((argument(name), True))
         outputs = tuple(
-            self.leave(instance, port, value, back, [inputs[name] for name in region.shares.get(port.name, ())])
-            for port, value in zip(region.outputs, results, strict=True)
+            Out(
+                port.name,
+                port.how,
+                port.plain,
+                lend and any(self.is_drivers(inputs[name]) for name in region.shares.get(port.name, ())),
+                (region.fragment, port.name) in self.sent,
+            )
+            for port in region.outputs
         )
-        return outputs[0] if len(outputs) == 1 else outputs or None
+        shelf = self.shelves[key]
+        shelf.epoch += 1
+        return Task(
+            key,
+            region.name,
+            entering,
+            outputs,
+            tuple(restores),
+            list(lent.values()) if lend else [],
+            lend,
+            self.weights_for(key, region),
+            shelf.take_released(),
+        )
 
-    def enter(self, instance: Instance, name: str, value: Any, lent: dict[int, Any], others: dict[int, Any]) -> Any:
-        """A value on its way into a fragment: resident already, or copied over an edge.
+    def note_foreign(self, shelf: Shelf, value: Any, brought: dict[int, dict[int, int]]) -> None:
+        """Objects that have to be brought from other instances: those of one source come in one message."""
+        if isinstance(value, Varying):
+            for item in value:
+                self.note_foreign(shelf, item, brought)
+        elif isinstance(value, Handle) and not value.at_driver and value.shelf is not shelf:
+            keys = brought.setdefault(id(value.shelf), {})
+            keys.setdefault(value.key, len(keys))
 
-        `lent` remembers the driver's objects and their copies, `others` those of other fragments.
-        """
+    def enter(self, key: InstanceKey, name: str, value: Any, lent: dict[int, Any], brought: dict[int, Any]) -> Any:
+        """A value on its way into an instance: resident already, or over an edge."""
         if value is UNBOUND:
             return value
         if isinstance(value, Varying):
-            return Varying(self.enter(instance, name, item, lent, others) for item in value)
-        if not isinstance(value, Handle):
-            self.cross(DRIVER, instance.fragment, name, value)
-            return copied(value, lent)
-        if value.store is instance.store:
-            return value.value
-        self.cross(value.store.owner, instance.fragment, name, value.value)
-        return copied(value.value, lent if value.store.owner == DRIVER else others)
+            return Varying(self.enter(key, name, item, lent, brought) for item in value)
+        if isinstance(value, Handle) and not value.at_driver:
+            if value.shelf is self.shelves[key]:
+                return Here(value.key)
+            self.edge(value.shelf.owner, key[0], name)
+            source = next(found for found, shelf in self.shelves.items() if shelf is value.shelf)
+            keys = brought[id(value.shelf)]
+            return From(source, tuple(keys), keys[value.key])
+        if isinstance(value, Handle):
+            value = value.read()
+        self.cross(DRIVER, key[0], name, value)
+        reach(value, lent)
+        return value
 
-    def leave(self, instance: Instance, port: Port, value: Any, back: Return, shared: list[Any]) -> Any:
-        if value is UNBOUND:
-            return value
-        if id(value) in back.originals or (back.originals and any(self.is_drivers(given) for given in shared)):
-            # The driver's own object, or one that holds it: it stays the driver's, under all its names.
-            self.cross(instance.fragment, DRIVER, port.name, value)
-            return back.value(value)
-        if port.plain == "yes" or (port.plain == "maybe" and isinstance(value, ATOMS)):
-            self.cross(instance.fragment, DRIVER, port.name, value)
-            return back.value(value)
-        handle = instance.store.keep(value)
-        if port.how == "value":
-            self.cross(instance.fragment, DRIVER, port.name, value)
-            handle.read()
-        return handle
+    def finish(self, region: Region, shelf: Shelf, given: dict[str, Any], task: Task, reply: Reply) -> Any:
+        """Take back what a region left: the driver's objects change as their copies did, handles move."""
+        for port in region.inputs:
+            if argument(port.name) in reply.bytes:
+                self.count(region.fragment, port.name, given[port.name], reply.bytes[argument(port.name)])
+        back = Return(zip(task.lent, reply.lent, strict=False))
+        own = back.value if reply.lent else _itself
+        for name in region.restores:
+            inside = argument(name)
+            if inside in reply.restored:
+                value = own(reply.restored[inside])
+                self.cross(shelf.owner, DRIVER, name, value)
+                if isinstance(given[name], Handle) and not given[name].at_driver:
+                    given[name].move(self.home.keep(value))
+            elif inside in reply.moved:
+                given[name].move(shelf.handle(reply.moved[inside]))
+        outputs = []
+        for port, value in zip(region.outputs, reply.outputs, strict=True):
+            if isinstance(value, Kept):
+                handle = shelf.handle(value.key)
+                if value.copy is not UNBOUND:
+                    self.cross(shelf.owner, DRIVER, port.name, value.copy)
+                    handle.cached = (shelf.epoch, value.copy)
+                outputs.append(handle)
+            elif value is UNBOUND:
+                outputs.append(value)
+            else:
+                self.cross(shelf.owner, DRIVER, port.name, value)
+                outputs.append(own(value))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def is_drivers(self, value: Any) -> bool:
         """Whether a value is an object that lives at the driver."""
         if isinstance(value, Handle):
-            return value.store.owner == DRIVER
+            return value.at_driver
         return not isinstance(value, (*ATOMS, Varying)) and value is not UNBOUND
 
-    def come_back(self, instance: Instance, name: str, given: Any, inside: Any, back: Return, here: bool) -> None:
-        """An object that a region may have changed: the driver's changes too; a handle moves to where it is newest."""
-        if given is UNBOUND or isinstance(given, Varying):
-            return
-        if isinstance(given, Handle) and given.store.owner != DRIVER:
-            if here:
-                self.cross(instance.fragment, DRIVER, name, inside)
-                given.move(self.home.keep(back.value(inside)))
-            elif given.store is not instance.store:
-                given.move(instance.store.keep(inside))
-            return
-        self.cross(instance.fragment, DRIVER, name, inside)
-        back.value(inside)
+    def account(self, tasks: list[Task], replies: list[Reply], seconds: float) -> None:
+        """Count frames, episodes and time. Places work side by side: what counts is the one that took longest."""
+        places: dict[int, Counter[str]] = {}
+        for task, reply in zip(tasks, replies, strict=True):
+            report = reply.report
+            places.setdefault(self.engine.place(task.instance), Counter()).update(report["phases"])
+            if "frames" in report:
+                count = self.counts[task.instance[2]]
+                count.frames = report["frames"]
+                count.episodes += report["episodes"]
+            if task.instance[:2] == (self.learner, "one"):
+                self.version = report["version"]
+        longest = max(places.values(), key=lambda phases: sum(phases.values()))
+        for phase, spent in longest.items():
+            self.phases[phase] += spent
+        if self.engine.name != "inprocess":
+            self.phases["sync"] += max(seconds - sum(longest.values()), 0.0)
 
-    def cross(self, source: str, target: str, name: str, value: Any) -> None:
-        """Count a crossing on its edge; without an edge nothing crosses."""
+    # edges -----------------------------------------------------------------------------------------------------------
+
+    def edge(self, source: str, target: str, name: str) -> Any:
+        """The edge that carries a value; without an edge nothing crosses."""
         if source == target:
-            return
+            return None
         edge = self.graph.edge(source, target, name)
         if edge is None:
             raise GraphError(
                 f"the graph has no edge {source} → {target} for `{name}`, which the program needs; "
                 f"edges there are: {self.edges_of(source, target)}"
             )
-        edge.bytes += nbytes(value)
+        return edge
+
+    def cross(self, source: str, target: str, name: str, value: Any) -> None:
+        """Count a crossing on its edge."""
+        edge = self.edge(source, target, name)
+        if edge is not None:
+            edge.bytes += nbytes(value)
+
+    def count(self, target: str, name: str, given: Any, size: int) -> None:
+        """Count what an instance got from others."""
+        owners = {
+            item.shelf.owner for item in (given if isinstance(given, Varying) else [given]) if isinstance(item, Handle)
+        }
+        for owner in owners - {DRIVER, target}:
+            edge = self.edge(owner, target, name)
+            edge.bytes += size // len(owners)
 
     def edges_of(self, source: str, target: str) -> str:
         found = [edge.value for edge in self.graph.edges if (edge.source, edge.target) == (source, target)]
         return ", ".join(found) or "none"
 
-    # weights ---------------------------------------------------------------------------------------------------------
+    def weights_for(self, key: InstanceKey, region: Region) -> int | None:
+        """The version of the weights that a region must see: an actor's are brought up to date if they are older."""
+        if "agent_act" not in region.calls or not self.learner:
+            return None
+        if self.known.get(key, 0) != self.version and self.weight_bytes:
+            edge = self.edge(self.learner, key[0], "weights")
+            if edge is not None:
+                edge.bytes += self.weight_bytes
+            self.known[key] = self.version
+        return self.version
 
-    def sync(self, instance: Instance) -> None:
-        """Bring an actor's weights up to date; only if the learner has newer ones."""
-        learner = self.learner
-        if learner is None or learner.msrl.version == instance.version or not instance.weights:
-            return
-        start = perf_counter()
-        if learner.fragment != instance.fragment:
-            self.cross(learner.fragment, instance.fragment, "weights", learner.weights)
-        instance.load_weights(learner.weights, learner.msrl.version)
-        self.sync_seconds += perf_counter() - start
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class Group:
@@ -233,14 +341,18 @@ class DriverMSRL(MSRL):
 
     def take(self, *values: Any) -> Any:
         """Bring objects to the driver, which is about to change them: all their names now mean the driver's objects."""
-        memo: dict[Any, Any] = {}
-        taken = []
+        home = self._coordinator.home
+        shelves: dict[Shelf, list[Handle]] = {}
         for value in values:
-            if isinstance(value, Handle):
-                if value.store is not self._coordinator.home:
-                    value.move(self._coordinator.home.keep(copied(value.value, memo)))
-                value = value.value
-            taken.append(value)
+            if isinstance(value, Handle) and value.shelf is not home:
+                shelves.setdefault(value.shelf, []).append(value)
+        for shelf, handles in shelves.items():
+            keys = tuple(dict.fromkeys(handle.key for handle in handles))
+            values_by_key = dict(zip(keys, shelf.fetch(keys), strict=True))
+            for handle in handles:
+                if handle.shelf is shelf:
+                    handle.move(home.keep(values_by_key[handle.key]))
+        taken = [value.read() if isinstance(value, Handle) else value for value in values]
         return taken[0] if len(taken) == 1 else tuple(taken)
 
     def _global(self, x: Any) -> Any:
@@ -268,7 +380,7 @@ for _operation in OPERATIONS.values():
 def global_value(value: Any, envs: int) -> Any:
     """What is left of a value when the run is over: handles fetched, varying values joined where they can be."""
     if isinstance(value, Handle):
-        return copied(value.value, {})
+        return copied(value.read(), {}) if value.at_driver else value.read()
     if isinstance(value, Varying):
         items = [global_value(item, envs) for item in value]
         try:

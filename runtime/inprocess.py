@@ -6,31 +6,48 @@ from typing import Any
 
 import torch
 
-from fdg.msrl import MSRL, weights_written
-from fdg.runtime.values import Store
+from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Reply, Task
+from fdg.runtime.parts import Parts
+from fdg.runtime.values import copied
+from fdg.runtime.weights import parameters_of
 
 
-class Instance:
-    """One copy of a fragment: for one logical actor, or the only one. Its objects live in its store."""
+class InProcess:
+    """All instances in this process."""
 
-    def __init__(self, fragment: str, body: Any, msrl: MSRL, weights: list[torch.Tensor]) -> None:
-        self.fragment, self.body, self.msrl, self.weights = fragment, body, msrl, weights
-        self.store = Store(fragment)
-        self.version = 0
-        """Version of the weights that the actor here has."""
-        self.marks = [tensor._version for tensor in weights]
-        body.msrl = msrl
+    name = "inprocess"
 
-    def call(self, region: str, inputs: dict[str, Any]) -> Any:
-        """Run one region. Weights are the learner's: an actor that writes its copies would do so in vain."""
-        result = getattr(self.body, region)(**inputs)
-        if self.msrl._actor is not None and self.marks != [tensor._version for tensor in self.weights]:
-            raise weights_written()
-        return result
+    def __init__(self, parts: Parts) -> None:
+        self.host = Host(parts.instances(parts.keys()), LocalWeights())
+        self.learner = next((i.msrl for i in self.host.instances.values() if i.msrl._learner is not None), None)
 
-    def load_weights(self, weights: list[torch.Tensor], version: int) -> None:
-        with torch.no_grad():
-            for mine, new in zip(self.weights, weights, strict=True):
-                mine.copy_(new)
-        self.version = version
-        self.marks = [tensor._version for tensor in self.weights]
+    def call(self, tasks: list[Task]) -> list[Reply]:
+        return [perform_copied(self.host, task, self.fetch) for task in tasks]
+
+    def fetch(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        return copied(self.host.objects(source, keys), {})
+
+    def place(self, instance: InstanceKey) -> int:
+        return 0
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return parameters_of(self.learner._learner) if self.learner is not None else {}
+
+    def evaluate(self, episodes: int) -> float | None:
+        return self.learner.evaluate(episodes) if self.learner is not None else None
+
+    def stop(self) -> None:
+        pass
+
+
+def perform_copied(host: Host, task: Task, bring: Any) -> Reply:
+    """Perform a task in this process: what enters is a copy, and what leaves is one."""
+    inputs, lent = copied((task.inputs, task.lent), {})
+    reply = host.perform(task._replace(inputs=inputs, lent=lent), bring)
+    memo: dict[Any, Any] = {}
+    reply.outputs = [
+        Kept(value.key, copied(value.copy, {})) if isinstance(value, Kept) else copied(value, memo)
+        for value in reply.outputs
+    ]
+    reply.restored, reply.lent = copied((reply.restored, reply.lent), memo)
+    return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +16,17 @@ from fdg.api import Actor, Agent, Trainer
 from fdg.config import Config, make_config
 from fdg.errors import UsageError, did_you_mean
 from fdg.graph import Graph
-from fdg.msrl import MSRL, PHASES
 from fdg.registry import find_policy
-from fdg.runtime.coordinator import Coordinator, DriverMSRL, InstanceKey, global_value
-from fdg.runtime.environments import Environment, make_env
-from fdg.runtime.evaluation import Evaluator
-from fdg.runtime.inprocess import Instance
-from fdg.runtime.load import load_class, write_sources
+from fdg.runtime.coordinator import Coordinator, Count, DriverMSRL, global_value
+from fdg.runtime.engine import Engine
+from fdg.runtime.environments import Environment
+from fdg.runtime.inprocess import InProcess
+from fdg.runtime.load import load_class
+from fdg.runtime.parts import Parts, actor_environment
 from fdg.runtime.replay import ReplayBuffer
-from fdg.runtime.streams import Streams, derive_seed
-from fdg.runtime.values import Handle, Varying, copied
-from fdg.runtime.weights import _Pickler, copy_component, parameters_of, sha256, shared_places
+from fdg.runtime.streams import Streams
+from fdg.runtime.values import Handle, Varying
+from fdg.runtime.weights import _Pickler, parameters_of, sha256
 
 RECENT = 100
 """Episodes whose mean return is shown during training."""
@@ -49,12 +50,28 @@ class Result:
         return self.metrics["params_sha256"]
 
 
+ENGINES = ("inprocess", "process")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is executed: nothing here changes its result."""
+
+    engine: str = "inprocess"
+    workers: int | None = None
+    sample_parallelism: int = 1
+    sample_work: int = 0
+    eval_episodes: int = 0
+    threads: int = 1
+    passes: Iterable[str] | None = None
+
+
 class Progress:
     """Counts frames and episodes over all environments, and turns `log` calls into rows."""
 
     def __init__(self, config: Config, observers: Sequence[Any]) -> None:
         self.config, self.observers = config, observers
-        self.environments: list[Environment] = []
+        self.environments: Sequence[Environment | Count] = []
         self.history: list[dict[str, Any]] = []
         self.returns: list[float] = []
         self.told: float | None = None
@@ -147,12 +164,12 @@ def launch(
     `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is projected here. Keyword arguments that are
     not launch options override fields of the config.
     """
-    if engine != "inprocess":
-        raise UsageError(f"unknown engine {engine!r}; {did_you_mean(engine, ['inprocess'])}")
-    if (workers or 1) > 1 or sample_parallelism > 1:
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}; {did_you_mean(engine, ENGINES)}")
+    if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
         raise UsageError(
             f"workers is {workers}, sample_parallelism is {sample_parallelism}; the engine 'inprocess' has one process and asks "
-            "for one sample at a time: leave both out"
+            "for one sample at a time: leave both out, or choose --engine process"
         )
     if config is None or overrides:
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
@@ -162,8 +179,9 @@ def launch(
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
     run = None
     try:
-        run = Run(trainer_class, config, chosen, tuple(observers), sample_work)
-        return run.go(passes, graph, eval_episodes, engine)
+        options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes)
+        run = Run(trainer_class, config, chosen, tuple(observers), options)
+        return run.go(graph)
     finally:
         torch.set_num_threads(before)
         if run is not None:
@@ -174,19 +192,15 @@ class Run:
     """One run, from building the parts to the result."""
 
     def __init__(
-        self, trainer_class: type[Trainer], config: Config, policy: Any, observers: Sequence[Any], work: int
+        self, trainer_class: type[Trainer], config: Config, policy: Any, observers: Sequence[Any], options: Options
     ) -> None:
-        self.trainer_class, self.config, self.policy, self.sample_work = trainer_class, config, policy, work
+        self.trainer_class, self.config, self.policy, self.options = trainer_class, config, policy, options
         self.progress = Progress(config, observers)
         self.observers = observers
+        self.engine: Engine | None = None
         self.streams = Streams(config.seed)
-        self.environments: list[Environment] = []
-        for index in range(config.actors):
-            with self.streams.of("env", index):
-                self.environments.append(self.make_environment(config.envs, derive_seed(config.seed, "env", index)))
-        self.progress.environments = self.environments
-        self.spec = self.environments[0].spec
-        self.evaluator = Evaluator(self.spec, self.make_environment)
+        environment = actor_environment(config, self.streams, 0)
+        self.spec = environment.spec
         with self.streams.of("build"):
             self.trainer = trainer_class(config)
             self.agent = self.trainer.agent(self.spec)
@@ -203,30 +217,31 @@ class Run:
             self.buffer.open(
                 config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1
             )
-
-    def make_environment(self, rows: int, seed: int) -> Environment:
-        """Environments by name, or, in a test, from the factory that stands in the config."""
-        env: Any = self.config.env
-        return env(rows, seed) if callable(env) else make_env(env, rows, seed)
+        self.parts = Parts(trainer_class, config, self.agent, self.buffer, self.spec, sample_work=options.sample_work)
+        self.parts.streams, self.parts.environments[0] = self.streams, environment
 
     def close(self) -> None:
-        for environment in self.environments:
-            environment.close()
-        self.evaluator.close()
+        if self.engine is not None:
+            self.engine.stop()
+        self.parts.close()
 
-    def go(self, passes: Any, graph: Graph | None, eval_episodes: int, engine: str) -> Result:
+    def go(self, graph: Graph | None) -> Result:
         untouched = self.policy.name == "local" and self.config.actors == 1 and graph is None
-        self.places = shared_places(self.agent.actor, self.agent.learner) if self.agent.learner is not None else []
+        coordinator = None
         if untouched:
             graph = self.try_project() if self.observers else None
-            msrl, trainer = self.local(), self.trainer
-            coordinator = None
+            msrl, trainer = self.parts.local(self.progress.log), self.trainer
+            self.progress.environments = [self.parts.environment(0)]
         else:
-            graph = graph or self.project(passes)
+            graph = graph or self.project(self.options.passes)
             self.check_shared_state(graph)
-            coordinator = self.coordinate(graph)
-            files = write_sources(graph)
-            driver = load_class(self.trainer_class, graph.driver, graph.driver_map, files["driver"])
+            own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
+            self.parts.attributes = own
+            self.engine = self.start_engine(self.parts.with_graph(graph))
+            coordinator = Coordinator(graph, self.engine, self.parts.keys(), self.config.actors)
+            coordinator.weight_bytes = sum(math.prod(size) * 4 for _, _, size, _ in self.parts.places)
+            self.progress.environments = coordinator.counts
+            driver = load_class(self.trainer_class, graph.driver, graph.driver_map, self.parts.files["driver"])
             trainer = driver.__new__(driver)
             vars(trainer).update(vars(self.trainer))
             msrl = DriverMSRL(coordinator, config=self.config, streams=self.streams, log=self.log_joined)
@@ -238,21 +253,24 @@ class Run:
             returned = trainer.train()
         seconds = time.perf_counter() - self.progress.start
         self.progress.drain()
-        learner = msrl if coordinator is None else coordinator.learner.msrl if coordinator.learner else msrl
         for name, value in vars(trainer).items():
             if isinstance(value, (Handle, Varying)):
                 setattr(trainer, name, global_value(value, self.config.envs))
-        phases = self.phases(msrl, coordinator)
+        returned = global_value(returned, self.config.envs)
         mean = self.progress.mean_return()
-        if eval_episodes and learner._evaluation is not None:
-            mean = learner.evaluate(eval_episodes)
-        parameters = parameters_of(learner._learner) if learner._learner is not None else {}
+        if coordinator is None:
+            parameters = parameters_of(msrl._learner) if msrl._learner is not None else {}
+            evaluate: Any = msrl.evaluate if msrl._learner is not None else lambda episodes: None
+        else:
+            parameters, evaluate = coordinator.engine.parameters(), coordinator.engine.evaluate
+        if self.options.eval_episodes and (measured := evaluate(self.options.eval_episodes)) is not None:
+            mean = measured
         metrics = {
             "algorithm": self.trainer_class.__name__.lower(),
             "env": self.config.env,
             "backend": self.spec.backend,
             "policy": self.policy.name,
-            "engine": engine,
+            "engine": self.options.engine,
             "actors": self.config.actors,
             "replay_shards": self.config.replay_shards,
             "seed": self.config.seed,
@@ -262,7 +280,7 @@ class Run:
             "seconds": seconds,
             "frames_per_second": self.progress.frames() / seconds if seconds else 0.0,
             "mean_reward": mean,
-            "phases": phases,
+            "phases": msrl.record.phases if coordinator is None else coordinator.phases,
             "bytes": {f"{e.source}->{e.target}:{e.value}": e.bytes for e in graph.edges}
             if coordinator and graph
             else {},
@@ -272,15 +290,14 @@ class Run:
         }
         for observer in self.observers:
             observer.on_end(metrics)
-        return Result(
-            trainer,
-            global_value(returned, self.config.envs),
-            metrics,
-            self.progress.history,
-            parameters,
-            graph,
-            metrics["calls"],
-        )
+        return Result(trainer, returned, metrics, self.progress.history, parameters, graph, metrics["calls"])
+
+    def start_engine(self, parts: Parts) -> Engine:
+        if self.options.engine == "process" and self.policy.name != "local":
+            from fdg.runtime.process import Processes
+
+            return Processes(parts, self.options)
+        return InProcess(parts)
 
     def project(self, passes: Any = None) -> Graph:
         from fdg.compiler import PASSES, project
@@ -300,87 +317,6 @@ class Run:
         except UsageError:
             return None
 
-    # one place ---------------------------------------------------------------------------------------------------------
-
-    def local(self) -> MSRL:
-        """Everything in one place: the user's own objects."""
-        weights = copy_weights = []
-        if self.agent.learner is not None:
-            weights = tensors_at(self.agent.actor, self.places)
-            copy_weights = weights
-        watcher = evaluation_actor(self.agent.actor, self.places, copy_weights)
-        return MSRL(
-            config=self.config,
-            streams=self.streams,
-            env=self.environments[0],
-            actor=self.agent.actor,
-            learner=self.agent.learner,
-            buffer=self.buffer,
-            evaluation=lambda: (self.evaluator, watcher),
-            log=self.progress.log,
-            weights=weights,
-            sample_work=self.sample_work,
-        )
-
-    # fragments -----------------------------------------------------------------------------------------------------------
-
-    def coordinate(self, graph: Graph) -> Coordinator:
-        """Make the instances of every fragment, each with copies of its components."""
-        files = write_sources(graph)
-        instances: dict[InstanceKey, Instance] = {}
-        for fragment in graph.fragments.values():
-            generated = load_class(self.trainer_class, fragment.source, fragment.line_map, files[fragment.name])
-            components = set(fragment.components)
-            if components & {"env", "actor"}:
-                for index in range(self.config.actors):
-                    instances[fragment.name, "actor", index] = self.actor_instance(
-                        fragment.name, generated, components, index
-                    )
-            if components & {"buffer", "learner"}:
-                instances[fragment.name, "one", 0] = self.one_instance(fragment.name, generated, components)
-        return Coordinator(graph, instances, self.config.actors)
-
-    def body(self, generated: Any) -> Any:
-        """The fragment's own copy of the trainer: its attributes, without what belongs to components."""
-        body = generated.__new__(generated)
-        memo: dict[int, Any] = {}
-        own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
-        vars(body).update({name: copied(value, memo) for name, value in own.items()})
-        return body
-
-    def actor_instance(self, fragment: str, generated: type, components: set[str], index: int) -> Instance:
-        actor: Actor | None = None
-        weights: list[torch.Tensor] = []
-        if "actor" in components:
-            actor, weights = copy_component(self.agent.actor, self.places, "the actor")
-        msrl = MSRL(
-            config=self.config,
-            streams=self.streams,
-            index=index,
-            env=self.environments[index] if "env" in components else None,
-            actor=actor,
-        )
-        return Instance(fragment, self.body(generated), msrl, weights)
-
-    def one_instance(self, fragment: str, generated: type, components: set[str]) -> Instance:
-        agent: Agent | None = None
-        weights: list[torch.Tensor] = []
-        evaluation = None
-        if "learner" in components:
-            agent, weights = copy_component(self.agent, self.places, "the agent")
-            watcher = evaluation_actor(agent.actor, [_place_of(tensor) for tensor in weights], weights)
-            evaluation = lambda: (self.evaluator, watcher)  # noqa: E731
-        msrl = MSRL(
-            config=self.config,
-            streams=self.streams,
-            learner=agent.learner if agent else None,
-            buffer=self.buffer if "buffer" in components else None,
-            evaluation=evaluation,
-            weights=weights,
-            sample_work=self.sample_work,
-        )
-        return Instance(fragment, self.body(generated), msrl, weights)
-
     def log_joined(self, step: int, value: Any, metrics: dict[str, Any]) -> None:
         """`log` at the driver of fragments: varying values are joined, handles fetched."""
         envs = self.config.envs
@@ -389,16 +325,6 @@ class Run:
             global_value(value, envs),
             {name: global_value(item, envs) for name, item in metrics.items()},
         )
-
-    def phases(self, msrl: MSRL, coordinator: Coordinator | None) -> dict[str, float]:
-        total = dict.fromkeys(PHASES, 0.0)
-        places = [msrl] if coordinator is None else [instance.msrl for instance in coordinator.instances.values()]
-        for place in places:
-            for name, seconds in place.record.phases.items():
-                total[name] += seconds
-        if coordinator is not None:
-            total["sync"] += coordinator.sync_seconds
-        return total
 
     # state that would be two copies --------------------------------------------------------------------------------------
 
@@ -459,27 +385,3 @@ def reachable_ids(value: Any) -> set[int]:
     except Exception:  # what cannot be pickled is reported where it is copied
         return seen
     return seen
-
-
-def _place_of(tensor: torch.Tensor) -> Any:
-    from fdg.runtime.weights import _place
-
-    return _place(tensor)
-
-
-def tensors_at(component: Any, places: list[Any]) -> list[torch.Tensor]:
-    """A component's own tensors at the given places."""
-    from fdg.runtime.weights import _place, take_apart
-
-    found = {_place(tensor): tensor for tensor in reversed(take_apart(component, "the actor")[1])}
-    return [found[place] for place in places]
-
-
-def evaluation_actor(actor: Actor, places: list[Any], weights: list[torch.Tensor]) -> Actor:
-    """An actor for evaluation: it has the given weights themselves, and copies of all else."""
-    from fdg.runtime.weights import _place, clone_tensors, put_together, take_apart
-
-    data, tensors = take_apart(actor, "the actor")
-    known = dict(zip(places, weights, strict=True))
-    copies = clone_tensors(tensors)
-    return put_together(data, [known.get(_place(old), new) for old, new in zip(tensors, copies, strict=True)])

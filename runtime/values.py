@@ -2,6 +2,7 @@
 
 Varying   one value per actor, in actor order
 Handle    an object that stays in a fragment; the driver passes it on without looking inside
+Shelf     the handles to the objects of one instance
 copied    a deep copy for a crossing: tensors cloned and cut from autograd, identity inside one message kept
 restore   call-by-copy-restore: what a region changed in its copy is changed in the driver's object too
 join      varying to global: along the environments, in actor order
@@ -14,6 +15,7 @@ import itertools
 import types
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -55,30 +57,25 @@ class Varying(list):
         return f"Varying({super().__repr__()})"
 
 
-class Store:
-    """The objects that stay in one fragment instance. An object has one key, however many names it has."""
+class Shelf:
+    """What the driver knows of the objects that stay in one instance: which of them it still has a name for."""
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, owner: str, fetch: Callable[[tuple[int, ...]], tuple[Any, ...]]) -> None:
+        self.owner, self.fetch = owner, fetch
         self.epoch = 0
         """Counts region calls: copies made before the last one may be out of date."""
-        self.objects: dict[int, Any] = {}
-        self._keys: dict[int, int] = {}
+        self.released: list[int] = []
+        """Objects that no handle stands for any more; the instance has yet to hear of it."""
         self._held: dict[int, int] = {}
         self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
-        self._counter = itertools.count(1)
 
-    def keep(self, value: Any) -> Handle:
-        """A handle to an object; the same object always has the same handle."""
-        key = self._keys.get(id(value))
-        if key is None:
-            key = next(self._counter)
-            self.objects[key], self._keys[id(value)] = value, key
+    def handle(self, key: int) -> Handle:
+        """The handle to an object; the same object always has the same handle."""
         handle = self._handles.get(key)
         return Handle(self, key) if handle is None else handle
 
     def hold(self, key: int, handle: Handle) -> None:
-        """Note that a handle stands for an object; the newest one is what `keep` returns from now on."""
+        """Note that a handle stands for an object; the newest one is what `handle` returns from now on."""
         self._held[key] = self._held.get(key, 0) + 1
         self._handles[key] = handle
 
@@ -87,42 +84,90 @@ class Store:
         self._held[key] -= 1
         if not self._held[key]:
             del self._held[key]
-            self._keys.pop(id(self.objects.pop(key)), None)
+            self.forget(key)
+
+    def forget(self, key: int) -> None:
+        self.released.append(key)
+
+    def take_released(self) -> tuple[int, ...]:
+        released, self.released = tuple(self.released), []
+        return released
+
+
+class Home(Shelf):
+    """Objects that the driver has itself."""
+
+    def __init__(self) -> None:
+        super().__init__(DRIVER, lambda keys: tuple(self.objects[key] for key in keys))
+        self.objects: dict[int, Any] = {}
+        self._keys: dict[int, int] = {}
+        self._counter = itertools.count(1)
+
+    def keep(self, value: Any) -> Handle:
+        key = self._keys.get(id(value))
+        if key is None:
+            key = next(self._counter)
+            self.objects[key], self._keys[id(value)] = value, key
+        return self.handle(key)
+
+    def forget(self, key: int) -> None:
+        self._keys.pop(id(self.objects.pop(key)), None)
 
 
 class Handle:
     """An object that stays in a fragment. All the driver's names for the object share one handle, which can move."""
 
-    def __init__(self, store: Store, key: int) -> None:
-        self.store, self.key = store, key
+    def __init__(self, shelf: Shelf, key: int) -> None:
+        self.shelf, self.key = shelf, key
         self.cached: Any = None
         """(epoch, copy): what the driver may read without asking, until the fragment runs again."""
-        store.hold(key, self)
+        shelf.hold(key, self)
 
     @property
-    def value(self) -> Any:
-        return self.store.objects[self.key]
+    def at_driver(self) -> bool:
+        return self.shelf.owner == DRIVER
 
     def read(self) -> Any:
         """A copy to read; of an object that is at the driver, the object."""
-        if self.store.owner == DRIVER:
-            return self.value
-        if self.cached is None or self.cached[0] != self.store.epoch:
-            self.cached = (self.store.epoch, copied(self.value, {}))
+        if self.at_driver:
+            return self.shelf.fetch((self.key,))[0]
+        if self.cached is None or self.cached[0] != self.shelf.epoch:
+            self.cached = (self.shelf.epoch, self.shelf.fetch((self.key,))[0])
         return self.cached[1]
 
     def move(self, other: Handle) -> None:
         """From now on stand for the object that `other` stands for."""
         self.cached = None
-        other.store.hold(other.key, self)
-        self.store.release(self.key)
-        self.store, self.key = other.store, other.key
+        other.shelf.hold(other.key, self)
+        self.shelf.release(self.key)
+        self.shelf, self.key = other.shelf, other.key
 
     def __del__(self) -> None:
-        self.store.release(self.key)
+        self.shelf.release(self.key)
 
     def __repr__(self) -> str:
-        return f"<handle to an object in {self.store.owner}>"
+        return f"<handle to an object in {self.shelf.owner}>"
+
+
+def reach(value: Any, found: dict[int, Any]) -> None:
+    """The objects that `copied` copies one by one, in the order it meets them."""
+    if isinstance(value, (*ATOMS, Unbound)) or id(value) in found:
+        return
+    if type(value) is tuple:
+        for item in value:
+            reach(item, found)
+        return
+    found[id(value)] = value
+    if isinstance(value, TensorDictBase):
+        for leaf in value.values(True, True):
+            reach(leaf, found)
+    elif isinstance(value, Varying) or type(value) in (list, deque, set):
+        for item in value:
+            reach(item, found)
+    elif type(value) is dict:
+        for key, item in value.items():
+            reach(key, found)
+            reach(item, found)
 
 
 def copied(value: Any, memo: dict[Any, Any]) -> Any:
@@ -193,8 +238,8 @@ def copied_tensor(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
 class Return:
     """Brings a region's results back: objects that are copies of the driver's become the driver's own again."""
 
-    def __init__(self, memo: dict[int, Any]) -> None:
-        self.originals = {id(new): (old, new) for old, new in memo.values()}
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self.originals = {id(new): (old, new) for old, new in pairs}
         self.done: dict[int, Any] = {}
         self.memo: dict[int, Any] = {}
 

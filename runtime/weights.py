@@ -78,15 +78,15 @@ def clone_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return out
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     flat = tensor.detach()
     return (flat.untyped_storage().data_ptr(), flat.storage_offset(), tuple(flat.size()), tuple(flat.stride()))
 
 
 def shared_places(actor: Any, learner: Any) -> list[tuple[Any, ...]]:
     """Where the weights are: the memory of every tensor reachable from both, in the actor's order."""
-    of_learner = {_place(tensor) for tensor in take_apart(learner, "the learner")[1] if tensor.numel()}
-    places = [_place(tensor) for tensor in take_apart(actor, "the actor")[1]]
+    of_learner = {place_of(tensor) for tensor in take_apart(learner, "the learner")[1] if tensor.numel()}
+    places = [place_of(tensor) for tensor in take_apart(actor, "the actor")[1]]
     return list(dict.fromkeys(place for place in places if place in of_learner))
 
 
@@ -96,7 +96,7 @@ def copy_component(value: Any, places: list[tuple[Any, ...]], what: str) -> tupl
     copies = clone_tensors(tensors)
     found: dict[Any, torch.Tensor] = {}
     for old, new in zip(tensors, copies, strict=True):
-        found.setdefault(_place(old), new)
+        found.setdefault(place_of(old), new)
     return put_together(data, copies), [found[place] for place in places]
 
 

@@ -1,0 +1,39 @@
+"""What an engine is: it hosts the instances of a run and performs tasks on them. The coordinator asks, nobody else."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from fdg.runtime.instance import InstanceKey, Reply, Task
+
+
+class Engine(Protocol):
+    """Hosts instances. An engine raises the exceptions of user code as they were, with a traceback to the user's line."""
+
+    name: str
+
+    def call(self, tasks: list[Task]) -> list[Reply]:
+        """Perform tasks, side by side where they can be; replies in the order of the tasks."""
+        ...
+
+    def fetch(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        """Copies of objects of an instance."""
+        ...
+
+    def place(self, instance: InstanceKey) -> int:
+        """A number for the place of an instance: tasks of one place run one after the other."""
+        ...
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The learner's parameters by name; empty without a learner."""
+        ...
+
+    def evaluate(self, episodes: int) -> float | None:
+        """Mean return of the learner's policy; None without a learner."""
+        ...
+
+    def stop(self) -> None:
+        """End everything that was started."""
+        ...

@@ -1,0 +1,243 @@
+"""What runs in a place: instances of fragments, the objects that stay with them, and the tasks they perform.
+
+    Task      run one region of one instance: what enters, and what is to become of what leaves
+    Reply     what left: values for the driver, keys of objects that stay, and what happened meanwhile
+    Instance  one copy of a fragment: for one logical actor, or the only one
+    Host      the instances of one place (this process, or a worker)
+
+A task and its reply are each one message: an object that occurs twice in it is one object on the other side. So a reply
+can say what became of the driver's own objects: `lent` names them, in the task as they were, in the reply as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fdg.msrl import MSRL, weights_written
+from fdg.runtime.values import ATOMS, UNBOUND, Varying, nbytes
+
+InstanceKey = tuple[str, str, int]
+"""(fragment, "actor" or "one", index)."""
+
+
+class Here(NamedTuple):
+    """An input that is in the instance's own store already."""
+
+    key: int
+
+    def __deepcopy__(self, memo: Any) -> Here:
+        return self
+
+
+class From(NamedTuple):
+    """An input that another instance has: the objects of one source are brought together, in one message."""
+
+    source: InstanceKey
+    keys: tuple[int, ...]
+    position: int
+
+    def __deepcopy__(self, memo: Any) -> From:
+        return self
+
+
+class Kept(NamedTuple):
+    """An output that stays, and a copy for the driver to read if it will (else UNBOUND)."""
+
+    key: int
+    copy: Any
+
+
+class Out(NamedTuple):
+    """What is to become of an output: `drivers` ones go to the driver whatever they are, `sent` ones to others soon."""
+
+    name: str
+    how: str
+    plain: str
+    drivers: bool
+    sent: bool
+
+
+class Task(NamedTuple):
+    """Run a region of an instance."""
+
+    instance: InstanceKey
+    region: str
+    inputs: dict[str, Any]
+    outputs: tuple[Out, ...] = ()
+    restores: tuple[tuple[str, bool], ...] = ()
+    """Inputs that the region may change: whether the driver wants them back; otherwise they stay here."""
+    lent: list[Any] = []
+    lend: bool = False
+    weights: int | None = None
+    """The version of the weights that the region must see, if it sees any."""
+    release: tuple[int, ...] = ()
+    """Objects that nobody holds any more."""
+
+
+@dataclass
+class Reply:
+    """What a region call left."""
+
+    outputs: list[Any] = field(default_factory=list)
+    restored: dict[str, Any] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
+    lent: list[Any] = field(default_factory=list)
+    bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the inputs that came from other instances."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """Seconds by phase, frames, episodes and the version of the learner's weights."""
+
+
+class Store:
+    """The objects that stay in one instance. An object has one key, however many names it has."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self._keys: dict[int, int] = {}
+        self._counter = itertools.count(1)
+
+    def keep(self, value: Any) -> int:
+        key = self._keys.get(id(value))
+        if key is None:
+            key = next(self._counter)
+            self.objects[key], self._keys[id(value)] = value, key
+        return key
+
+    def release(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._keys.pop(id(self.objects.pop(key)), None)
+
+    def put(self, key: int, value: Any) -> None:
+        """Another form of an object under the same key."""
+        self._keys.pop(id(self.objects[key]), None)
+        self.objects[key], self._keys[id(value)] = value, key
+
+
+class Weights(Protocol):
+    """Where the learner's weights are published."""
+
+    def write(self, weights: list[torch.Tensor], version: int) -> None: ...
+
+    def read(self, weights: list[torch.Tensor], version: int) -> None: ...
+
+
+class LocalWeights:
+    """The learner's own tensors, for actors in the same process."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def write(self, weights: list[torch.Tensor], version: int) -> None:
+        self.tensors = weights
+
+    def read(self, weights: list[torch.Tensor], version: int) -> None:
+        with torch.no_grad():
+            for mine, new in zip(weights, self.tensors, strict=True):
+                mine.copy_(new)
+
+
+class Instance:
+    """One copy of a fragment. Its objects live in its store."""
+
+    def __init__(self, key: InstanceKey, body: Any, msrl: MSRL, weights: list[torch.Tensor]) -> None:
+        self.key, self.body, self.msrl, self.weights = key, body, msrl, weights
+        self.store = Store()
+        self.version = 0
+        """Version of the weights that the actor here has."""
+        self.marks = [tensor._version for tensor in weights]
+        body.msrl = msrl
+
+    def call(self, region: str, inputs: dict[str, Any]) -> Any:
+        """Run one region. Weights are the learner's: an actor that writes its copies would do so in vain."""
+        result = getattr(self.body, region)(**inputs)
+        if self.msrl._actor is not None and self.marks != [tensor._version for tensor in self.weights]:
+            raise weights_written()
+        return result
+
+    def report(self) -> dict[str, Any]:
+        """What happened here since the last report."""
+        record, env = self.msrl.record, self.msrl._env
+        seen = {"phases": record.phases, "version": self.msrl.version}
+        record.phases = dict.fromkeys(record.phases, 0.0)
+        if env is not None:
+            seen.update(frames=env.frames, episodes=env.drain_episodes())
+        return seen
+
+    def load_weights(self, board: Weights, version: int) -> None:
+        board.read(self.weights, version)
+        self.version = version
+        self.marks = [tensor._version for tensor in self.weights]
+
+
+class Host:
+    """The instances of one place, and how they perform tasks."""
+
+    def __init__(self, instances: dict[InstanceKey, Instance], board: Weights) -> None:
+        self.instances, self.board = instances, board
+        for instance in instances.values():
+            if instance.msrl._learner is not None:
+                board.write(instance.weights, instance.msrl.version)
+
+    def perform(self, task: Task, bring: Callable[[InstanceKey, tuple[int, ...]], tuple[Any, ...]]) -> Reply:
+        """Run a task whose message has arrived. `bring` gets objects of other instances, as copies."""
+        instance = self.instances[task.instance]
+        instance.store.release(task.release)
+        reply = Reply()
+        if task.weights is not None and task.weights != instance.version and instance.weights:
+            start = perf_counter()
+            instance.load_weights(self.board, task.weights)
+            instance.msrl.record.phases["sync"] += perf_counter() - start
+        brought: dict[Any, tuple[Any, ...]] = {}
+        inputs = {
+            name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
+        }
+        version = instance.msrl.version
+        result = instance.call(task.region, inputs)
+        if instance.msrl.version != version:
+            self.board.write(instance.weights, instance.msrl.version)
+        results = (result,) if len(task.outputs) == 1 else result or ()
+        lent = {id(value) for value in task.lent} if task.lend else set()
+        for name, wanted in task.restores:
+            if wanted:
+                reply.restored[name] = inputs[name]
+            else:
+                reply.moved[name] = instance.store.keep(inputs[name])
+        reply.outputs = [
+            self.leave(instance, out, value, lent) for out, value in zip(task.outputs, results, strict=True)
+        ]
+        if lent and (reply.restored or any(not isinstance(value, (Kept, *ATOMS)) for value in reply.outputs)):
+            reply.lent = task.lent
+        reply.report = instance.report()
+        return reply
+
+    def resolve(self, instance: Instance, name: str, value: Any, bring: Any, brought: Any, reply: Reply) -> Any:
+        """An input as the region gets it."""
+        if isinstance(value, Here):
+            return instance.store.objects[value.key]
+        if isinstance(value, From):
+            if (value.source, value.keys) not in brought:
+                brought[value.source, value.keys] = bring(value.source, value.keys)
+            value = brought[value.source, value.keys][value.position]
+            reply.bytes[name] = reply.bytes.get(name, 0) + nbytes(value)
+            return value
+        if isinstance(value, Varying):
+            return Varying(self.resolve(instance, name, item, bring, brought, reply) for item in value)
+        return value
+
+    def leave(self, instance: Instance, out: Out, value: Any, lent: set[int]) -> Any:
+        """An output as the driver gets it."""
+        if value is UNBOUND or out.drivers or id(value) in lent:
+            return value
+        if out.plain == "yes" or (out.plain == "maybe" and isinstance(value, ATOMS)):
+            return value
+        return Kept(instance.store.keep(value), value if out.how == "value" else UNBOUND)
+
+    def objects(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        """Objects of an instance, themselves: to be copied by whoever sends them on."""
+        return tuple(self.instances[source].store.objects[key] for key in keys)

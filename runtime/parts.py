@@ -1,0 +1,204 @@
+"""The parts of a run, and how a place builds the instances that it hosts.
+
+Parts    all that a run is made of: trainer, agent, buffer, config, the fragments' code. It can go to a worker.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from fdg.api import Actor, Agent, Trainer
+from fdg.config import Config
+from fdg.graph import Fragment, Graph
+from fdg.msrl import MSRL
+from fdg.runtime.environments import Environment, EnvSpec, make_env
+from fdg.runtime.evaluation import Evaluator
+from fdg.runtime.instance import Instance, InstanceKey
+from fdg.runtime.load import load_class, write_sources
+from fdg.runtime.replay import ReplayBuffer
+from fdg.runtime.streams import Streams, derive_seed
+from fdg.runtime.values import copied
+from fdg.runtime.weights import clone_tensors, copy_component, place_of, put_together, shared_places, take_apart
+
+
+@dataclass
+class Parts:
+    """What a run is made of. `attributes` are the trainer's own, without what is part of the agent."""
+
+    trainer_class: type[Trainer]
+    config: Config
+    agent: Agent
+    buffer: ReplayBuffer | None
+    spec: EnvSpec
+    attributes: dict[str, Any] = field(default_factory=dict)
+    fragments: dict[str, Fragment] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    sample_work: int = 0
+
+    def with_graph(self, graph: Graph) -> Parts:
+        self.fragments, self.files = graph.fragments, write_sources(graph)
+        return self
+
+    @cached_property
+    def streams(self) -> Streams:
+        return Streams(self.config.seed)
+
+    @cached_property
+    def places(self) -> list[Any]:
+        """Where the weights are in this process's agent."""
+        return shared_places(self.agent.actor, self.agent.learner) if self.agent.learner is not None else []
+
+    @cached_property
+    def classes(self) -> dict[str, Any]:
+        """The generated classes by fragment."""
+        return {
+            name: load_class(self.trainer_class, fragment.source, fragment.line_map, self.files[name])
+            for name, fragment in self.fragments.items()
+        }
+
+    @cached_property
+    def environments(self) -> dict[int, Environment]:
+        """The environments of this process, made when first asked for."""
+        return {}
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.spec, lambda rows, seed: make_environment(self.config, rows, seed))
+
+    def environment(self, index: int) -> Environment:
+        if index not in self.environments:
+            self.environments[index] = actor_environment(self.config, self.streams, index)
+        return self.environments[index]
+
+    def keys(self) -> list[InstanceKey]:
+        """All instances of the run."""
+        found: list[InstanceKey] = []
+        for name, fragment in self.fragments.items():
+            if set(fragment.components) & {"env", "actor"}:
+                found += [(name, "actor", index) for index in range(self.config.actors)]
+            if set(fragment.components) & {"buffer", "learner"}:
+                found.append((name, "one", 0))
+        return found
+
+    def instances(self, keys: Iterable[InstanceKey]) -> dict[InstanceKey, Instance]:
+        """Build instances, each with copies of its components."""
+        return {key: self.actor_instance(key) if key[1] == "actor" else self.one_instance(key) for key in keys}
+
+    def body(self, fragment: str) -> Any:
+        """The fragment's own copy of the trainer."""
+        generated = self.classes[fragment]
+        body = generated.__new__(generated)
+        memo: dict[int, Any] = {}
+        vars(body).update({name: copied(value, memo) for name, value in self.attributes.items()})
+        return body
+
+    def actor_instance(self, key: InstanceKey) -> Instance:
+        fragment, _, index = key
+        components = self.fragments[fragment].components
+        actor: Actor | None = None
+        weights: list[torch.Tensor] = []
+        if "actor" in components:
+            actor, weights = copy_component(self.agent.actor, self.places, "the actor")
+        env = self.environment(index) if "env" in components else None
+        msrl = MSRL(config=self.config, streams=self.streams, index=index, env=env, actor=actor)
+        return Instance(key, self.body(fragment), msrl, weights)
+
+    def one_instance(self, key: InstanceKey) -> Instance:
+        fragment = key[0]
+        components = self.fragments[fragment].components
+        agent: Agent | None = None
+        weights: list[torch.Tensor] = []
+        evaluation = None
+        if "learner" in components:
+            agent, weights = copy_component(self.agent, self.places, "the agent")
+            watcher = evaluation_actor(agent.actor, [place_of(tensor) for tensor in weights], weights)
+            evaluation = lambda: (self.evaluator, watcher)  # noqa: E731
+        msrl = MSRL(
+            config=self.config,
+            streams=self.streams,
+            learner=agent.learner if agent else None,
+            buffer=self.buffer if "buffer" in components else None,
+            evaluation=evaluation,
+            weights=weights,
+            sample_work=self.sample_work,
+        )
+        return Instance(key, self.body(fragment), msrl, weights)
+
+    def local(self, log: Any) -> MSRL:
+        """Everything in one place: the user's own objects."""
+        weights = tensors_at(self.agent.actor, self.places) if self.agent.learner is not None else []
+        watcher = evaluation_actor(self.agent.actor, self.places, weights)
+        return MSRL(
+            config=self.config,
+            streams=self.streams,
+            env=self.environment(0),
+            actor=self.agent.actor,
+            learner=self.agent.learner,
+            buffer=self.buffer,
+            evaluation=lambda: (self.evaluator, watcher),
+            log=log,
+            weights=weights,
+            sample_work=self.sample_work,
+        )
+
+    def close(self) -> None:
+        for environment in self.environments.values():
+            environment.close()
+        self.evaluator.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a worker, which makes environments, streams and classes itself."""
+        made = ("streams", "places", "classes", "environments", "evaluator")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+
+def make_environment(config: Config, rows: int, seed: int) -> Environment:
+    """Environments by name, or, in a test, from the factory that stands in the config."""
+    env: Any = config.env
+    return env(rows, seed) if callable(env) else make_env(env, rows, seed)
+
+
+def actor_environment(config: Config, streams: Streams, index: int) -> Environment:
+    """The environments of one logical actor."""
+    with streams.of("env", index):
+        return make_environment(config, config.envs, derive_seed(config.seed, "env", index))
+
+
+def tensors_at(component: Any, places: list[Any]) -> list[torch.Tensor]:
+    """A component's own tensors at the given places."""
+    found = {place_of(tensor): tensor for tensor in reversed(take_apart(component, "the actor")[1])}
+    return [found[place] for place in places]
+
+
+def evaluation_actor(actor: Actor, places: list[Any], weights: list[torch.Tensor]) -> Actor:
+    """An actor for evaluation: it has the given weights themselves, and copies of all else."""
+    data, tensors = take_apart(actor, "the actor")
+    known = dict(zip(places, weights, strict=True))
+    copies = clone_tensors(tensors)
+    return put_together(data, [known.get(place_of(old), new) for old, new in zip(tensors, copies, strict=True)])
+
+
+def send_by_value(parts: Parts) -> None:
+    """Modules of the user's that a worker could not import: what is in them travels by value."""
+    owners = [
+        *type(parts.config).__mro__,
+        *parts.trainer_class.__mro__,
+        type(parts.agent.actor),
+        type(parts.agent.learner),
+    ]
+    for owner in owners:
+        module = sys.modules.get(owner.__module__)
+        name = owner.__module__.partition(".")[0]
+        if module is None or name in sys.stdlib_module_names or name in ("fdg", "torch", "tensordict", "__main__"):
+            continue
+        if importlib.machinery.PathFinder.find_spec(name) is None:
+            cloudpickle.register_pickle_by_value(module)

@@ -1,0 +1,138 @@
+"""Objects as bytes, for values that go to another process: pickle, with tensors and arrays beside it.
+
+    message = pack(value)                    Message(head, buffers): the structure, and the memory of its tensors
+    value = unpack(message.head, buffers)    the same object graph; tensors in fresh, aligned memory
+
+As with `copied`, which this is the other form of: tensors are cut from autograd and keep their layout, those that share
+memory still do, and what is one object in the message is one object on the other side. Classes and functions that the
+other side cannot import (of a script, a notebook, a test) travel by value.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from fdg.errors import RunError
+
+SMALL = 2**20
+"""Bytes of memory that travel whole, so that views of it stay views."""
+
+
+class Message(NamedTuple):
+    """A packed value."""
+
+    head: bytes
+    buffers: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+class _Packer(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self._memory: dict[int, Any] = {}
+        """Storages by address, kept alive so that an address means one storage during the whole message."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor or kind is torch.nn.Parameter or kind is torch.nn.Buffer:
+            if obj.layout is torch.strided and obj.device.type == "cpu" and not obj.is_quantized:
+                return self._tensor(obj)
+        elif kind is TensorDict and not obj.is_locked:
+            return _tensordict, (dict(obj.items()), tuple(obj.batch_size), _names(obj), obj.device)
+        return super().reducer_override(obj)
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        flat = tensor.detach()
+        storage = flat.untyped_storage()
+        if not flat.numel() or storage.nbytes() > max(16 * flat.nbytes, SMALL):
+            flat = flat.clone()
+            storage = flat.untyped_storage()
+        memory = self._memory.get(storage.data_ptr()) if flat.numel() else _Memory(storage)
+        if memory is None:
+            memory = self._memory[storage.data_ptr()] = _Memory(storage)
+        kind = (
+            "parameter" if type(tensor) is torch.nn.Parameter else "buffer" if type(tensor) is torch.nn.Buffer else ""
+        )
+        leaf = tensor.requires_grad and tensor.is_leaf
+        place = (flat.storage_offset(), tuple(flat.size()), flat.stride())
+        return _rebuild, (memory, flat.dtype, place, kind, leaf)
+
+
+class _Memory:
+    """The memory of one or more tensors."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+
+    def __reduce__(self) -> Any:
+        if not self.storage.nbytes():
+            return _empty, ()
+        array = torch.empty(0, dtype=torch.uint8).set_(self.storage).numpy()  # type: ignore[call-overload]
+        return _storage, (pickle.PickleBuffer(array),)
+
+
+def _empty() -> torch.UntypedStorage:
+    return torch.UntypedStorage(0)
+
+
+def _storage(buffer: Any) -> torch.UntypedStorage:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild(memory: torch.UntypedStorage, dtype: torch.dtype, place: Any, kind: str, leaf: bool) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(memory, *place)  # type: ignore[call-overload]
+    if kind == "parameter":
+        return torch.nn.Parameter(tensor, requires_grad=leaf)
+    if kind == "buffer":
+        return torch.nn.Buffer(tensor)
+    return tensor.requires_grad_(True) if leaf else tensor
+
+
+def _names(td: TensorDict) -> list[str | None] | None:
+    return list(td.names) if td._has_names() else None
+
+
+def _tensordict(items: dict[str, Any], batch: tuple[int, ...], names: Any, device: Any) -> TensorDict:
+    td = TensorDict({}, batch_size=batch, device=device, names=names)
+    for key, value in items.items():
+        td._set_str(key, value, validated=True, inplace=False, non_blocking=False)
+    return td
+
+
+def pack(value: Any, what: str = "a value") -> Message:
+    """A value as a message. The buffers are views of the value's own memory: send them before it changes."""
+    file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+    try:
+        _Packer(file, buffers).dump(value)
+    except RunError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"{what} cannot go to another process: {error}. Keep locks, files, generators and open environments out of "
+            "it, or make them when first used"
+        ) from error
+    return Message(file.getvalue(), [buffer.raw() for buffer in buffers])
+
+
+def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, copy: bool = True) -> Any:
+    """The value of a message. Without `copy` its arrays are views of the buffers, and last as long as these do."""
+    return pickle.loads(head, buffers=[aligned(buffer) for buffer in buffers] if copy else buffers)
+
+
+def aligned(buffer: Any) -> np.ndarray:
+    """A copy in memory of torch's own alignment: products of matrices may differ in the last bit without it."""
+    source = np.frombuffer(buffer, np.uint8)
+    target = torch.empty(source.nbytes, dtype=torch.uint8).numpy()
+    target[:] = source
+    return target
