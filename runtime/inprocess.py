@@ -18,7 +18,7 @@ class InProcess:
     name = "inprocess"
 
     def __init__(self, parts: Parts) -> None:
-        self.host = Host(parts.instances(parts.keys()), LocalWeights())
+        self.host = Host(parts.instances(parts.instance_keys()), LocalWeights())
         self.learner = next((i.msrl for i in self.host.instances.values() if i.msrl._learner is not None), None)
 
     def call(self, tasks: list[Task]) -> list[Reply]:

@@ -79,7 +79,7 @@ class Parts:
             self.environments[index] = actor_environment(self.config, self.streams, index)
         return self.environments[index]
 
-    def keys(self) -> list[InstanceKey]:
+    def instance_keys(self) -> list[InstanceKey]:
         """All instances of the run."""
         found: list[InstanceKey] = []
         for name, fragment in self.fragments.items():
@@ -135,7 +135,7 @@ class Parts:
 
     def local(self, log: Any) -> MSRL:
         """Everything in one place: the user's own objects."""
-        weights = tensors_at(self.agent.actor, self.places) if self.agent.learner is not None else []
+        weights = self.weights()
         watcher = evaluation_actor(self.agent.actor, self.places, weights)
         return MSRL(
             config=self.config,
@@ -149,6 +149,10 @@ class Parts:
             weights=weights,
             sample_work=self.sample_work,
         )
+
+    def weights(self) -> list[torch.Tensor]:
+        """The weights of this process's agent."""
+        return tensors_at(self.agent.actor, self.places) if self.places else []
 
     def close(self) -> None:
         for environment in self.environments.values():
@@ -187,18 +191,21 @@ def evaluation_actor(actor: Actor, places: list[Any], weights: list[torch.Tensor
     return put_together(data, [known.get(place_of(old), new) for old, new in zip(tensors, copies, strict=True)])
 
 
-def send_by_value(parts: Parts) -> None:
-    """Modules of the user's that a worker could not import: what is in them travels by value."""
-    owners = [
-        *type(parts.config).__mro__,
-        *parts.trainer_class.__mro__,
-        type(parts.agent.actor),
-        type(parts.agent.learner),
-    ]
-    for owner in owners:
-        module = sys.modules.get(owner.__module__)
-        name = owner.__module__.partition(".")[0]
-        if module is None or name in sys.stdlib_module_names or name in ("fdg", "torch", "tensordict", "__main__"):
+LARGE = ("torchrl", "torchrl.objectives", "torchrl.modules", "mujoco", "gymnasium.envs.mujoco")
+"""Modules that take long to import."""
+
+
+def prepare_to_send(parts: Parts) -> list[str]:
+    """Find out what a worker can import: those modules are returned. Of others, what is in them travels by value."""
+    known = [name for name in LARGE if name in sys.modules]
+    objects = (parts.config, parts.agent.actor, parts.agent.learner)
+    owners = [*parts.trainer_class.__mro__, *(owner for item in objects for owner in type(item).__mro__)]
+    for name in dict.fromkeys(owner.__module__ for owner in owners):
+        top = name.partition(".")[0]
+        if name not in sys.modules or top in sys.stdlib_module_names or name == "__main__":
             continue
-        if importlib.machinery.PathFinder.find_spec(name) is None:
-            cloudpickle.register_pickle_by_value(module)
+        if importlib.machinery.PathFinder.find_spec(top) is not None or top == "fdg":
+            known.append(name)
+        else:
+            cloudpickle.register_pickle_by_value(sys.modules[name])
+    return known

@@ -64,6 +64,8 @@ class Options:
     eval_episodes: int = 0
     threads: int = 1
     passes: Iterable[str] | None = None
+    deadline: float = 60.0
+    """Seconds without a sign of life after which a worker counts as lost."""
 
 
 class Progress:
@@ -238,7 +240,7 @@ class Run:
             own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
             self.parts.attributes = own
             self.engine = self.start_engine(self.parts.with_graph(graph))
-            coordinator = Coordinator(graph, self.engine, self.parts.keys(), self.config.actors)
+            coordinator = Coordinator(graph, self.engine, self.parts.instance_keys(), self.config.actors)
             coordinator.weight_bytes = sum(math.prod(size) * 4 for _, _, size, _ in self.parts.places)
             self.progress.environments = coordinator.counts
             driver = load_class(self.trainer_class, graph.driver, graph.driver_map, self.parts.files["driver"])

@@ -136,3 +136,22 @@ def aligned(buffer: Any) -> np.ndarray:
     target = torch.empty(source.nbytes, dtype=torch.uint8).numpy()
     target[:] = source
     return target
+
+
+class Packed:
+    """A message within a message: opened, it is an object graph of its own, which shares nothing with its surroundings."""
+
+    def __init__(self, value: Any) -> None:
+        self.message = pack(value)
+
+    def open(self) -> Any:
+        return unpack(self.message.head, self.message.buffers, copy=False)
+
+    def __reduce__(self) -> Any:
+        return _packed, (self.message.head, *map(pickle.PickleBuffer, self.message.buffers))
+
+
+def _packed(head: bytes, *buffers: Any) -> Packed:
+    packed = Packed.__new__(Packed)
+    packed.message = Message(head, [memoryview(buffer) for buffer in buffers])
+    return packed

@@ -1,0 +1,394 @@
+"""The process engine: fragments in worker processes of this machine, tensors by shared memory.
+
+    actors      W workers, each with some of the logical actors
+    replay      one worker per shard; the router is here, in the driver's process
+    the rest    one worker per fragment
+
+What goes from one worker to another lies in the sender's shared memory; only its slot passes the driver. Weights are on
+a board that all workers see. Every wait ends: with an answer, with the worker's end, or when it shows no sign of life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fdg.errors import RunError
+from fdg.runtime.channel import Channel, Gone, Library
+from fdg.runtime.forkserver import ForkServer, for_one_run
+from fdg.runtime.inprocess import perform_copied
+from fdg.runtime.instance import From, Host, InstanceKey, LocalWeights, Reply, Task
+from fdg.runtime.parts import Parts, prepare_to_send
+from fdg.runtime.remote_replay import LazyBatch, Ref, RemoteBuffer, uses_of
+from fdg.runtime.shared import Arena, Board, Segment, Slot
+from fdg.runtime.values import Varying
+from fdg.runtime.wire import Packed, pack
+from fdg.runtime.worker import PULSE, Joined, fingerprint, raise_remote
+
+DRIVER, BOARD = 0, -1
+"""Owners of segments that no worker has."""
+
+
+class WorkerLost(RunError):
+    """A worker has ended."""
+
+
+class Remote:
+    """A worker as the driver sees it."""
+
+    def __init__(self, number: int, name: str, server: ForkServer, arena: Arena, library: Library) -> None:
+        self.number, self.name, self.server = number, name, server
+        mine, theirs = socket.socketpair()
+        self.pulse = Segment(PULSE.size)
+        self.pid = server.fork([theirs.fileno(), self.pulse.fd])
+        theirs.close()
+        mine.sendall(number.to_bytes(4, "little"))
+        self.channel = Channel(mine, arena, library)
+        self.asked = ""
+        """What it is doing, in words; empty when it waits."""
+        self.since = time.monotonic()
+
+    def ask(self, name: str, *arguments: Any, needs: tuple[Slot, ...] = (), doing: str = "") -> None:
+        self.asked, self.since = doing or name, time.monotonic()
+        try:
+            self.channel.send((name, arguments), needs)
+        except OSError:
+            raise self.lost() from None
+
+    def hear(self) -> Any:
+        """The answer, which must have come."""
+        try:
+            kind, value = self.channel.receive()
+        except (Gone, OSError):
+            raise self.lost() from None
+        self.asked = ""
+        self.channel.done()
+        if kind == "error":
+            raise_remote(value)
+        return value
+
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        (beat,) = PULSE.unpack_from(self.pulse.memory, 0)
+        return time.monotonic() - max(beat, self.since)
+
+    def lost(self) -> WorkerLost:
+        how = self.server.status(self.pid)
+        return WorkerLost(
+            f"worker {self.name} (process {self.pid}) was {how} while it was to do: {self.asked or 'nothing'}"
+        )
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.server.status(self.pid)
+        self.channel.close()
+        self.pulse.close()
+
+
+class Processes:
+    """Hosts the instances of a run in workers."""
+
+    name = "process"
+
+    def __init__(self, parts: Parts, options: Any) -> None:
+        self.parts, self.options = parts, options
+        self.arena, self.library = Arena(DRIVER), Library()
+        self.remotes: list[Remote] = []
+        self.homes: dict[InstanceKey, Remote] = {}
+        self.published: dict[InstanceKey, dict[tuple[int, ...], Slot]] = {}
+        self.host: Host | None = None
+        self.buffer: RemoteBuffer | None = None
+        self.shards: list[Remote] = []
+        self._stack = contextlib.ExitStack()
+        try:
+            self._start(self._stack.enter_context(for_one_run()))
+        except BaseException:
+            self.stop()
+            raise
+
+    # start and stop ---------------------------------------------------------------------------------------------------
+
+    def _start(self, server: ForkServer) -> None:
+        parts, options = self.parts, self.options
+        server.preload(prepare_to_send(parts))
+        weights = parts.weights()
+        self.board = Board(weights)
+        self.library.segments[BOARD, 0] = self.board.segment
+        board = (Slot(BOARD, 0, 0, ()),)
+        plan: list[tuple[str, list[InstanceKey]]] = []
+        local: list[InstanceKey] = []
+        for name, fragment in parts.fragments.items():
+            keys = [key for key in parts.instance_keys() if key[0] == name]
+            if fragment.per == "actor":
+                count = min(options.workers or os.cpu_count() or 1, parts.config.actors)
+                groups = [[key for key in keys if key[2] * count // parts.config.actors == w] for w in range(count)]
+                plan += [(f"{name}[{w}]", group) for w, group in enumerate(groups)]
+            elif fragment.per == "shard" and parts.buffer is not None:
+                local += keys
+            else:
+                plan.append((name, keys))
+        for name, keys in plan:
+            remote = self._fork(server, name)
+            self.homes.update(dict.fromkeys(keys, remote))
+        if local:
+            count = parts.config.replay_shards
+            self.shards = [self._fork(server, f"replay[{shard}]") for shard in range(count)]
+        for (_, keys), remote in zip(plan, self.remotes, strict=False):
+            remote.ask("start", parts, keys, bool(weights), options.threads, needs=board, doing="start")
+        for index, remote in enumerate(self.shards):
+            shard = parts.buffer.shard(index, parts.config.actors, len(self.shards))  # type: ignore[union-attr]
+            remote.ask("start_shard", shard, options.threads, doing="start")
+        mine = fingerprint()
+        for remote, seen in zip(self.remotes, self.hear(self.remotes), strict=True):
+            if seen["fingerprint"] != mine:
+                raise RunError(
+                    f"worker {remote.name} computes differently from the driver ({seen['fingerprint']}, here {mine}): "
+                    "results would differ in the last bits"
+                )
+        if local:
+            self._open_replay(local)
+
+    def _fork(self, server: ForkServer, name: str) -> Remote:
+        remote = Remote(len(self.remotes) + 1, name, server, self.arena, self.library)
+        self.remotes.append(remote)
+        return remote
+
+    def _open_replay(self, keys: list[InstanceKey]) -> None:
+        parts, options = self.parts, self.options
+        assert parts.buffer is not None
+        self.buffer = RemoteBuffer(
+            parts.buffer,
+            parts.config.actors,
+            len(self.shards),
+            _Shards(self),
+            options.sample_parallelism,
+            parts.sample_work,
+        )
+        numbers = {remote.number: index for index, remote in enumerate(self.shards)}
+        self.buffer.shard_of = lambda slot: numbers[slot.owner]
+        instances = parts.instances(keys)
+        for instance in instances.values():
+            instance.msrl._buffer, instance.msrl._sample_work = self.buffer, 0
+        self.host = Host(instances, LocalWeights())
+        self.uses = {key[0]: uses_of(parts.files[key[0]].read_text()) for key in keys}
+
+    def stop(self) -> None:
+        for remote in self.remotes:
+            remote.kill()
+        self.remotes, self.shards, self.homes = [], [], {}
+        self._stack.close()
+        self.library.close()
+        self.arena.close()
+
+    # asking -----------------------------------------------------------------------------------------------------------
+
+    def hear(self, remotes: Sequence[Remote]) -> list[Any]:
+        """The answers of some workers. A worker's exception is raised when all have answered or ended."""
+        missing, answers, failed = list(dict.fromkeys(remotes)), {}, []  # type: ignore[var-annotated]
+        while missing:
+            remote = self.next(missing)
+            missing.remove(remote)
+            try:
+                answers[remote.number] = remote.hear()
+            except WorkerLost:
+                raise
+            except BaseException as error:
+                failed.append((remote.number, error))
+        if failed:
+            raise min(failed, key=lambda pair: pair[0])[1]
+        return [answers[remote.number] for remote in remotes]
+
+    def next(self, remotes: Sequence[Remote]) -> Remote:
+        """The first of some workers to answer."""
+        while True:
+            ready = select.select([remote.channel for remote in remotes], [], [], 1.0)[0]
+            if ready:
+                return next(remote for remote in remotes if remote.channel in ready)
+            for remote in remotes:
+                if remote.silence() > self.options.deadline:
+                    raise RunError(
+                        f"worker {remote.name} (process {remote.pid}) has shown no sign of life for "
+                        f"{remote.silence():.0f} s while it was to do: {remote.asked}. Is it stopped, or swapped out? "
+                        "--deadline sets how long to wait"
+                    )
+
+    def place(self, instance: InstanceKey) -> int:
+        remote = self.homes.get(instance)
+        return remote.number if remote is not None else DRIVER
+
+    # tasks ------------------------------------------------------------------------------------------------------------
+
+    def call(self, tasks: list[Task]) -> list[Reply]:
+        self.parts.streams.touch()
+        if tasks[0].instance not in self.homes:
+            return [self.call_here(task) for task in tasks]
+        mine: list[Slot] = []
+        groups: dict[int, tuple[Remote, list[tuple[Packed, Any]], set[Slot], str]] = {}
+        for task in tasks:
+            remote = self.homes[task.instance]
+            given = self.locate(task, remote, mine)
+            group = groups.setdefault(remote.number, (remote, [], set(), self.describe(task)))
+            group[1].append((Packed(task), given))
+            group[2].update(slot for where in given.values() for slot in _slots_of(where))
+        for remote, requests, needs, doing in groups.values():
+            remote.ask("perform", requests, needs=tuple(needs), doing=doing)
+        remotes = [group[0] for group in groups.values()]
+        answers = {remote.number: iter(answer) for remote, answer in zip(remotes, self.hear(remotes), strict=True)}
+        for slot in mine:
+            self.arena.free(slot)
+        replies = []
+        for task in tasks:
+            packed, sent = next(answers[self.homes[task.instance].number])
+            self.published[task.instance] = sent
+            replies.append(packed.open())
+        return replies
+
+    def describe(self, task: Task) -> str:
+        """A task in words, for errors: the region, the user's lines, and the edges that wait for it."""
+        fragment = self.parts.fragments[task.instance[0]]
+        region = next(region for region in fragment.regions if region.name == task.region)
+        lines = f"{os.path.basename(region.file)}:{region.lines[0]}-{region.lines[1]}"
+        sent = ", ".join(f"{fragment.name} → … `{out.name}`" for out in task.outputs)
+        return f"{fragment.name}.{region.name} ({lines})" + (f", for the edges {sent}" if sent else "")
+
+    def locate(self, task: Task, target: Remote, mine: list[Slot]) -> dict[Any, Any]:
+        """Where the objects are that a task brings from other instances."""
+        given: dict[Any, Any] = {}
+        for value in _brought(task.inputs):
+            name = (value.source, value.keys)
+            home = self.homes.get(value.source)
+            if name in given or home is target:
+                continue
+            given[name] = self.slot_of(value.source, value.keys) if home is not None else self.offer(*name, mine)
+        return given
+
+    def slot_of(self, source: InstanceKey, keys: tuple[int, ...]) -> Slot:
+        """Where objects of a worker's instance lie for others to read."""
+        known = self.published.setdefault(source, {})
+        if keys not in known:
+            remote = self.homes[source]
+            remote.ask("publish", source, keys)
+            (known[keys],) = self.hear([remote])
+        return known[keys]
+
+    def offer(self, source: InstanceKey, keys: tuple[int, ...], mine: list[Slot]) -> Slot | Joined:
+        """Objects of an instance in this process, for a worker to read."""
+        assert self.host is not None
+        objects = self.host.objects(source, keys)
+        if len(objects) == 1 and isinstance(objects[0], LazyBatch):
+            lazy = objects[0]
+            return Joined(lazy.slots, lazy.order, lazy.router)
+        slot = self.arena.put(pack(tuple(item.batch() if isinstance(item, LazyBatch) else item for item in objects)))
+        mine.append(slot)
+        return slot
+
+    def call_here(self, task: Task) -> Reply:
+        """A region of the replay fragment: the router's part is here, rows stay where they are."""
+        assert self.host is not None and self.buffer is not None
+        uses = self.uses[task.instance[0]][task.region]
+        store = self.host.instances[task.instance].store
+        sizes: dict[str, int] = {}
+        inputs = {name: self.enter_here(name, value, uses, sizes) for name, value in task.inputs.items()}
+        for key, value in list(store.objects.items()):
+            if isinstance(value, LazyBatch) and any(item == (key,) for item in _here(task.inputs)):
+                store.put(key, value.batch())
+        self.buffer.lazy = uses.passes
+        reply = perform_copied(self.host, task._replace(inputs=inputs), self.fetch)
+        self.buffer.flush()
+        reply.bytes.update(sizes)
+        return reply
+
+    def enter_here(self, name: str, value: Any, uses: Any, sizes: dict[str, int]) -> Any:
+        if isinstance(value, Varying):
+            return Varying(self.enter_here(name, item, uses, sizes) for item in value)
+        if not isinstance(value, From) or value.source not in self.homes:
+            return value
+        if name in uses.inserted and len(value.keys) == 1:
+            ref = Ref(self.slot_of(value.source, value.keys))
+            sizes[name] = sizes.get(name, 0) + len(ref)
+            return ref
+        if name in uses.updated and len(value.keys) == 1:
+            remote = self.homes[value.source]
+            remote.ask("priorities", value.source, value.keys[0])
+            (found,) = self.hear([remote])
+            sizes[name] = sizes.get(name, 0) + pack(found).nbytes
+            return found
+        return value
+
+    def fetch(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        remote = self.homes.get(source)
+        if remote is None:
+            assert self.host is not None
+            from fdg.runtime.values import copied
+
+            return copied(self.host.objects(source, keys), {})
+        remote.ask("fetch", source, keys)
+        return self.hear([remote])[0]
+
+    # the learner ------------------------------------------------------------------------------------------------------
+
+    def _learner(self) -> Remote | None:
+        for name, fragment in self.parts.fragments.items():
+            if "learner" in fragment.components and self.parts.agent.learner is not None:
+                return self.homes[name, "one", 0]
+        return None
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        remote = self._learner()
+        if remote is None:
+            return {}
+        remote.ask("parameters")
+        return self.hear([remote])[0]
+
+    def evaluate(self, episodes: int) -> float | None:
+        remote = self._learner()
+        if remote is None:
+            return None
+        remote.ask("evaluate", episodes)
+        return self.hear([remote])[0]
+
+
+class _Shards:
+    """The shards' workers, as the buffer asks them."""
+
+    def __init__(self, engine: Processes) -> None:
+        self.engine = engine
+
+    def ask(self, shard: int, name: str, *arguments: Any) -> None:
+        needs = tuple(item for item in arguments if isinstance(item, Slot))
+        self.engine.shards[shard].ask(name, *arguments, needs=needs, doing=f"{name} of the replay buffer")
+
+    def hear(self, shards: Sequence[int]) -> list[Any]:
+        return self.engine.hear([self.engine.shards[shard] for shard in shards])
+
+    def first(self, shards: Sequence[int]) -> tuple[int, Any]:
+        remote = self.engine.next([self.engine.shards[shard] for shard in shards])
+        return self.engine.shards.index(remote), remote.hear()
+
+    def read(self, slot: Slot) -> Any:
+        return self.engine.library.read(slot)
+
+
+def _brought(inputs: dict[str, Any]) -> list[From]:
+    values = [item for value in inputs.values() for item in (value if isinstance(value, Varying) else [value])]
+    return [value for value in values if isinstance(value, From)]
+
+
+def _here(inputs: dict[str, Any]) -> list[Any]:
+    from fdg.runtime.instance import Here
+
+    values = [item for value in inputs.values() for item in (value if isinstance(value, Varying) else [value])]
+    return [tuple(value) for value in values if isinstance(value, Here)]
+
+
+def _slots_of(where: Slot | Joined) -> tuple[Slot, ...]:
+    return where.parts if isinstance(where, Joined) else (where,)

@@ -1,0 +1,259 @@
+"""A worker: a process that hosts instances, or a replay shard, and does what the driver asks of it.
+
+Requests are (name, arguments); each is answered by ("ok", value) or ("error", RemoteError). A request may speak of
+slots: objects that are in the shared memory of other workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from types import CodeType, FunctionType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+
+from fdg.errors import RunError
+from fdg.msrl import sample_work
+from fdg.runtime.channel import Channel, Gone, Library
+from fdg.runtime.instance import Host, InstanceKey, LocalWeights, Task, Weights
+from fdg.runtime.parts import Parts
+from fdg.runtime.replay import PRIORITY, Draw, Router, Shard, Update
+from fdg.runtime.rows import INDEX
+from fdg.runtime.shared import Arena, Board, Segment, Slot
+from fdg.runtime.weights import parameters_of
+from fdg.runtime.wire import Packed, pack, unpack
+
+BEAT = 0.2
+"""Seconds between two signs of life."""
+PULSE = struct.Struct("<d")
+
+
+class Joined(NamedTuple):
+    """A batch that lies in parts with the replay shards: who wants it puts it together."""
+
+    parts: tuple[Slot, ...]
+    order: Any
+    router: Router
+
+
+class RemoteError(NamedTuple):
+    """An exception and where it came from: (file, line, function), outermost first."""
+
+    error: BaseException
+    frames: list[tuple[str, int, str]]
+
+
+class Worker:
+    """What a worker holds."""
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.channel, self.library, self.arena = channel, channel.library, channel.arena
+        self.parts: Parts | None = None
+        self.host: Host | None = None
+        self.shard: Shard | None = None
+        self.published: dict[InstanceKey, dict[tuple[int, ...], Slot]] = {}
+        """Objects that lie in the arena for others to read, until their instance runs again."""
+        self.given: dict[tuple[InstanceKey, tuple[int, ...]], Slot | Joined] = {}
+        """Where the objects that the current task brings from elsewhere are."""
+
+    # life
+
+    def start(self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        self.parts = parts
+        weights: Weights = LocalWeights()
+        if board:
+            ((_, segment),) = [item for item in self.library.segments.items() if item[0][0] == -1]
+            actor_weights = parts.weights()
+            weights = Board(actor_weights, segment)
+        self.host = Host(parts.instances(keys), weights)
+        return {"fingerprint": fingerprint()}
+
+    def start_shard(self, shard: Shard, threads: int) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        self.shard = shard
+        return {"fingerprint": fingerprint()}
+
+    # instances
+
+    def perform(self, tasks: list[tuple[Packed, dict[Any, Any]]]) -> list[tuple[Packed, dict[tuple[int, ...], Slot]]]:
+        return [self.one(packed.open(), given) for packed, given in tasks]
+
+    def one(self, task: Task, given: dict[Any, Any]) -> tuple[Packed, dict[tuple[int, ...], Slot]]:
+        assert self.host is not None
+        for slot in self.published.pop(task.instance, {}).values():
+            self.arena.free(slot)
+        self.given = given
+        reply = self.host.perform(task, self.bring)
+        sent = {}
+        for out, value in zip(task.outputs, reply.outputs, strict=True):
+            if out.sent and hasattr(value, "key"):
+                sent[(value.key,)] = self.publish(task.instance, (value.key,))
+        return Packed(reply), sent
+
+    def bring(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        assert self.host is not None
+        where = self.given.get((source, keys))
+        if where is None:  # an instance of this very worker
+            message = pack(self.host.objects(source, keys))
+            return unpack(message.head, message.buffers)
+        if isinstance(where, Joined):
+            return (where.router.join([self.library.read(slot) for slot in where.parts], where.order),)
+        return self.library.read(where)
+
+    def publish(self, source: InstanceKey, keys: tuple[int, ...]) -> Slot:
+        """Put objects into the arena, for another worker to read."""
+        assert self.host is not None
+        mine = self.published.setdefault(source, {})
+        if keys not in mine:
+            mine[keys] = self.arena.put(pack(self.host.objects(source, keys)))
+        return mine[keys]
+
+    def fetch(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
+        assert self.host is not None
+        return self.host.objects(source, keys)
+
+    def priorities(self, source: InstanceKey, key: int) -> Any:
+        """Of a batch only what an update of priorities reads."""
+        (value,) = self.fetch(source, (key,))
+        if isinstance(value, TensorDictBase):
+            return value.select(INDEX, PRIORITY, strict=False)
+        return value
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return parameters_of(self.learner()._learner)
+
+    def evaluate(self, episodes: int) -> float:
+        return self.learner().evaluate(episodes)
+
+    def learner(self) -> Any:
+        assert self.host is not None
+        return next(i.msrl for i in self.host.instances.values() if i.msrl._learner is not None)
+
+    # a replay shard
+
+    def insert(self, lane: int, slot: Slot | None, rows: Any) -> int:
+        assert self.shard is not None
+        if slot is not None:
+            (rows,) = self.library.read(slot, copy=False)  # the shard copies them into its table
+        return self.shard.insert(lane, rows)
+
+    def answer(self, draw: Draw, work: int, release: list[Slot]) -> Slot:
+        assert self.shard is not None
+        self.release(release)
+        part = self.shard.answer(draw)
+        if work:
+            part["checksum"] = sample_work(part, work)
+        return self.arena.put(pack(part))
+
+    def masses(self) -> Any:
+        assert self.shard is not None
+        return self.shard.masses()
+
+    def update(self, update: Update) -> int:
+        assert self.shard is not None
+        return self.shard.update(update)
+
+    def clear(self, fresh: float) -> None:
+        assert self.shard is not None
+        self.shard.clear(fresh)
+
+    def release(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            self.arena.free(slot)
+
+
+def work(control: int, pulse: int) -> None:
+    """A worker's main loop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end = socket.socket(fileno=control)
+    number = int.from_bytes(end.recv(4), "little")
+    beating = Segment(PULSE.size, pulse)
+    threading.Thread(target=_beat, args=(beating,), daemon=True).start()
+    channel = Channel(end, Arena(number), Library())
+    worker = Worker(number, channel)
+    while True:
+        try:
+            name, arguments = channel.receive()
+        except Gone:
+            os._exit(0)
+        channel.done()  # the driver has read the last answer
+        if name == "stop":
+            channel.send(("ok", None))
+            return
+        try:
+            answer = ("ok", getattr(worker, name)(*arguments))
+        except BaseException as error:
+            answer = ("error", remote_error(error))  # type: ignore[assignment]
+        try:
+            channel.send(answer, _slots(answer))
+        except (RunError, TypeError) as error:
+            channel.send(("error", remote_error(error)))
+        except (BrokenPipeError, ConnectionError):
+            os._exit(0)
+
+
+def _slots(value: Any) -> tuple[Slot, ...]:
+    """The slots that an answer speaks of."""
+    if isinstance(value, Slot):
+        return (value,)
+    if type(value) in (list, tuple):
+        return tuple(slot for item in value for slot in _slots(item))
+    if type(value) is dict:
+        return tuple(slot for item in value.values() for slot in _slots(item))
+    return ()
+
+
+def _beat(segment: Segment) -> None:
+    while True:
+        PULSE.pack_into(segment.memory, 0, time.monotonic())
+        time.sleep(BEAT)
+
+
+def fingerprint() -> str:
+    """What this process's arithmetic is like: unlike machines may differ in the last bit."""
+    import hashlib
+
+    state = torch.Generator().manual_seed(7)
+    a, b = torch.randn(65, 130, generator=state), torch.randn(130, 33, generator=state)
+    seen = torch.tanh(a @ b).sum(0).numpy().tobytes()
+    return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {hashlib.sha256(seen).hexdigest()[:12]}"
+
+
+# exceptions across processes ------------------------------------------------------------------------------------------
+
+
+def remote_error(error: BaseException) -> RemoteError:
+    """An exception as it travels: itself if it can be packed, else what it says."""
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        pack(error)
+    except RunError:
+        error = RunError(f"{type(error).__name__}: {error}")
+    return RemoteError(error, frames)
+
+
+def raise_remote(remote: RemoteError) -> None:
+    """Raise a worker's exception here, with a traceback that goes on to the line where it was raised there."""
+    after: TracebackType | None = None
+    for file, line, name in reversed(remote.frames):
+        after = TracebackType(after, _frame(file, name), -1, max(line, 1))
+    raise remote.error.with_traceback(after)
+
+
+def _frame(file: str, name: str) -> Any:
+    def here() -> Any:
+        import sys
+
+        return sys._getframe()
+
+    code: CodeType = here.__code__.replace(co_filename=file, co_name=name, co_qualname=name)
+    return FunctionType(code, {"__builtins__": __builtins__, "__name__": name})()
