@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -142,6 +143,9 @@ class Processes:
         if local:
             count = parts.config.replay_shards
             self.shards = [self._fork(server, f"replay[{shard}]") for shard in range(count)]
+        for remote in self.remotes:
+            remote.ask("path", [entry or os.getcwd() for entry in sys.path])
+        self.hear(self.remotes)
         for (_, keys), remote in zip(plan, self.remotes, strict=False):
             remote.ask("start", parts, keys, bool(weights), options.threads, needs=board, doing="start")
         for index, remote in enumerate(self.shards):

@@ -6,10 +6,12 @@ slots: objects that are in the shared memory of other workers.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -64,6 +66,11 @@ class Worker:
         """Where the objects that the current task brings from elsewhere are."""
 
     # life
+
+    def path(self, entries: list[str]) -> None:
+        """Find modules where the driver finds them."""
+        sys.path[:] = entries
+        importlib.invalidate_caches()
 
     def start(self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
@@ -251,9 +258,7 @@ def raise_remote(remote: RemoteError) -> None:
 
 def _frame(file: str, name: str) -> Any:
     def here() -> Any:
-        import sys
-
         return sys._getframe()
 
     code: CodeType = here.__code__.replace(co_filename=file, co_name=name, co_qualname=name)
-    return FunctionType(code, {"__builtins__": __builtins__, "__name__": name})()
+    return FunctionType(code, {"sys": sys, "__name__": name})()
