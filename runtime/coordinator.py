@@ -25,7 +25,7 @@ from fdg.errors import GraphError
 from fdg.graph import DRIVER, Graph, Region
 from fdg.msrl import MSRL, PHASES
 from fdg.runtime.engine import Engine
-from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task
+from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task, modes
 from fdg.runtime.values import ATOMS, UNBOUND, Handle, Home, Return, Shelf, Varying, copied, join, nbytes, reach
 
 
@@ -157,6 +157,7 @@ class Coordinator:
             lend,
             self.weights_for(key, region),
             shelf.take_released(),
+            modes(),
         )
 
     def note_foreign(self, shelf: Shelf, value: Any, brought: dict[int, dict[int, int]]) -> None:
@@ -203,7 +204,7 @@ class Coordinator:
                     given[name].move(self.home.keep(value))
             elif inside in reply.moved:
                 given[name].move(shelf.handle(reply.moved[inside]))
-        outputs = []
+        outputs: list[Any] = []
         for port, value in zip(region.outputs, reply.outputs, strict=True):
             if isinstance(value, Kept):
                 handle = shelf.handle(value.key)

@@ -11,8 +11,9 @@ can say what became of the driver's own objects: `lent` names them, in the task 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -78,6 +79,8 @@ class Task(NamedTuple):
     """The version of the weights that the region must see, if it sees any."""
     release: tuple[int, ...] = ()
     """Objects that nobody holds any more."""
+    modes: tuple[Any, ...] | None = None
+    """The driver's grad and autocast modes, if they are not the usual ones."""
 
 
 @dataclass
@@ -175,6 +178,24 @@ class Instance:
         self.marks = [tensor._version for tensor in self.weights]
 
 
+def modes() -> tuple[Any, ...] | None:
+    """The modes of torch in which the driver calls a region; None when they are the usual ones."""
+    autocast = torch.is_autocast_enabled("cpu")
+    found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_autocast_dtype("cpu"))
+    return None if found[:3] == (True, False, False) else found
+
+
+@contextlib.contextmanager
+def entered(found: tuple[Any, ...] | None) -> Iterator[None]:
+    """Enter the driver's modes where a region runs."""
+    if found is None:
+        yield
+        return
+    grad, inference, autocast, dtype = found
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast):
+        yield
+
+
 class Host:
     """The instances of one place, and how they perform tasks."""
 
@@ -198,7 +219,8 @@ class Host:
             name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
         }
         version = instance.msrl.version
-        result = instance.call(task.region, inputs)
+        with entered(task.modes):
+            result = instance.call(task.region, inputs)
         if instance.msrl.version != version:
             self.board.write(instance.weights, instance.msrl.version)
         results = (result,) if len(task.outputs) == 1 else result or ()

@@ -73,7 +73,7 @@ class Arena:
         sizes = (len(message.head), *(buffer.nbytes for buffer in message.buffers))
         segment, offset = self._allocate(_room(sizes))
         memory, at = self.segments[segment].memory, offset
-        for part in (message.head, *message.buffers):
+        for part in (memoryview(message.head), *message.buffers):
             memory[at : at + len(part)] = part
             at += _padded(len(part))
         return Slot(self.owner, segment, offset, sizes)

@@ -79,7 +79,7 @@ class _Memory:
         if not self.storage.nbytes():
             return _empty, ()
         array = torch.empty(0, dtype=torch.uint8).set_(self.storage).numpy()  # type: ignore[call-overload]
-        return _storage, (pickle.PickleBuffer(array),)
+        return _storage, (pickle.PickleBuffer(memoryview(array)),)  # type: ignore[arg-type]
 
 
 def _empty() -> torch.UntypedStorage:

@@ -99,7 +99,7 @@ class Worker:
             self.arena.free(slot)
         self.given = given
         reply = self.host.perform(task, self.bring)
-        sent = {}
+        sent: dict[tuple[int, ...], Slot] = {}
         for out, value in zip(task.outputs, reply.outputs, strict=True):
             if out.sent and hasattr(value, "key"):
                 sent[(value.key,)] = self.publish(task.instance, (value.key,))
