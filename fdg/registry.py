@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from fdg.config import Config
     from fdg.policies import Policy
 
-ENGINES = {"inprocess": "every fragment in this process, as objects that share nothing"}
+ENGINES = {
+    "inprocess": "every fragment in this process, as objects that share nothing",
+    "process": "fragments in worker processes of this machine, tensors by shared memory",
+}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from tensordict import TensorDictBase
 
 from fdg.api import Actor, Agent, Trainer
 from fdg.config import Config, make_config
-from fdg.errors import UsageError, did_you_mean
+from fdg.errors import UsageError
 from fdg.graph import Graph
-from fdg.registry import find_policy
+from fdg.registry import find_engine, find_policy
 from fdg.runtime.coordinator import Coordinator, Count, DriverMSRL, global_value
 from fdg.runtime.engine import Engine
 from fdg.runtime.environments import Environment
@@ -48,9 +48,6 @@ class Result:
     @property
     def params_sha256(self) -> str:
         return self.metrics["params_sha256"]
-
-
-ENGINES = ("inprocess", "process")
 
 
 @dataclass(frozen=True)
@@ -166,8 +163,7 @@ def launch(
     `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is projected here. Keyword arguments that are
     not launch options override fields of the config.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}; {did_you_mean(engine, ENGINES)}")
+    engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
         raise UsageError(
             f"workers is {workers}, sample_parallelism is {sample_parallelism}; the engine 'inprocess' has one process and asks "
