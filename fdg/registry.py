@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -118,12 +118,14 @@ def no_train(file: str, class_name: str) -> UsageError:
     return UsageError(f"{file}: {class_name} has no method `train`; write: def train(self), using self.msrl")
 
 
-def no_class(file: Path, class_name: str, classes: Iterable[str]) -> UsageError:
+def no_class(file: Path, class_name: str, classes: Collection[str]) -> UsageError:
     if not class_name:
         return UsageError(
             f"{file}: which class? write {file.name}:CLASS with one of: {', '.join(classes) or '(none here)'}"
         )
-    return UsageError(f"{file} has no class {class_name!r}; {did_you_mean(class_name, classes)}")
+    return UsageError(
+        f"{file} has no class {class_name!r}; {did_you_mean(class_name, classes) if classes else 'none fits'}"
+    )
 
 
 # ---- algorithms
