@@ -7,6 +7,7 @@ type       vary.py       varying or global
 cut        cut.py        regions, hoisted inserts, what enters, leaves and stays
 connect    connect.py    edges, rates, advice
 emit       emit.py       the Python that runs
+resume     resume.py     the same with boundaries, where a run can be saved and resumed; on its own, after the others
 """
 
 from __future__ import annotations
