@@ -10,7 +10,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fdg.errors import UsageError, did_you_mean
+from fdg.errors import CheckpointError, UsageError, did_you_mean
 from fdg.registry import import_file, parse_file, split_file
 
 if TYPE_CHECKING:
@@ -144,10 +144,53 @@ class Rows(Protocol):
 
     def step(self, actions: np.ndarray) -> Step: ...
 
+    def state(self) -> dict[str, Any]:
+        """Where all rows are, for a checkpoint: {"how": …, "data": …, "why": …}, see `envstate`."""
+
+    def load_state(self, state: dict[str, Any], at: np.ndarray | None) -> None:
+        """Bring rows just made to where others were; `at` are the observations they go on from.
+
+        Raises:
+            CheckpointError: that cannot be done.
+        """
+
     def close(self) -> None: ...
 
 
-class SyncRows:
+class _Readable:
+    """Rows whose state is that of some environments, read and set by `envstate` (imported late: it needs torch)."""
+
+    _recorder: Any = None
+    """Records actions where environments cannot be read."""
+
+    def _environments(self) -> list[Any]:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        from fdg.runtime import envstate
+
+        how, data, why = envstate.read(self._environments())
+        if how == "none" and self._recorder is not None:
+            try:
+                how, data = "actions", self._recorder.state()
+            except CheckpointError as error:
+                why = str(error)
+        return {"how": how, "data": data, "why": why}
+
+    def load_state(self, state: dict[str, Any], at: np.ndarray | None) -> None:
+        from fdg.runtime import envstate
+
+        if state["how"] == "none":
+            raise CheckpointError(state["why"])
+        environments = self._environments()
+        if state["how"] != "actions":
+            envstate.write(environments, state["how"], state["data"])
+        elif at is not None:
+            self._recorder = envstate.Recorder(environments, [None] * len(environments))
+            self._recorder.load_state(state["data"], at)
+
+
+class SyncRows(_Readable):
     """Gymnasium's SyncVectorEnv, automatic resets disabled: environments in turn, in this process.
 
     It builds, checks, seeds and closes the rows. They are stepped here one by one, since its own `step` merges info
@@ -161,12 +204,33 @@ class SyncRows:
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
         self._shape = (num_envs, *(self.observation_space.shape or ()))
+        self._watched = False
+
+    def _environments(self) -> list[Any]:
+        return list(self.vector.envs)
 
     def reset(self, seeds: list[int] | None) -> np.ndarray:
-        return self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
+        each: Sequence[int | None] = seeds or [None] * self._shape[0]
+        if self._recorder is not None:
+            for row, seed in enumerate(each):
+                self._recorder.resets(row, seed)
+        first = self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
+        if not self._watched:
+            self._watch(each)
+        return first
+
+    def _watch(self, seeds: Sequence[int | None]) -> None:
+        """After the first reset, when an environment has all its parts: record actions if one of them is unreadable."""
+        from fdg.runtime import envstate
+
+        self._watched = True
+        if self._recorder is None and envstate.read(self.vector.envs[:1])[0] == "none":
+            self._recorder = envstate.Recorder(self._environments(), seeds)
 
     def step(self, actions: np.ndarray) -> Step:
-        rows = self._shape[0]
+        rows, recorder = self._shape[0], self._recorder
+        if recorder is not None:
+            recorder.step(actions)
         final, reward = np.empty(self._shape, self.observation_space.dtype), np.empty(rows)
         terminated, truncated = np.empty(rows, np.bool_), np.empty(rows, np.bool_)
         for row, env in enumerate(self.vector.envs):
@@ -175,6 +239,8 @@ class SyncRows:
         if ended.any():
             first = final.copy()
             for row in np.flatnonzero(ended).tolist():
+                if recorder is not None:
+                    recorder.resets(row)
                 first[row] = self.vector.envs[row].reset()[0]
         return final, first, reward, terminated, truncated
 
@@ -182,7 +248,7 @@ class SyncRows:
         self.vector.close()
 
 
-class CartPoleRows:
+class CartPoleRows(_Readable):
     """Gymnasium's own vectorised CartPole: all rows in one numpy expression.
 
     It knows only next-step resets. Finished rows are therefore given their new state here, drawn from its own
@@ -196,6 +262,9 @@ class CartPoleRows:
         self.vector: Any = vector.unwrapped
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
+
+    def _environments(self) -> list[Any]:
+        return [self.vector]
 
     def reset(self, seeds: list[int] | None) -> np.ndarray:
         return self.vector.reset(seed=seeds[0] if seeds else None)[0]

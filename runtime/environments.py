@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
-from fdg.errors import UsageError
-from fdg.runtime.backends import ALIASES, BACKENDS, Rows, backend_for, make_rows, resolve_env
+from fdg.errors import CheckpointError, UsageError
+from fdg.runtime.backends import ALIASES, BACKENDS, Rows, Step, backend_for, make_rows, resolve_env
 
 if TYPE_CHECKING:
     import gymnasium
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 DONE_KEYS = ("done", "terminated", "truncated")
+_COUNTERS = ("frames", "_started", "_restarted")
 _NOT_CARRIED = frozenset(("next", "action", "reward"))
 Data = TypeVar("Data")
 
@@ -110,6 +111,9 @@ class Environment:
         self._dtype = np.uint8 if spec.observation_space.dtype == np.uint8 else np.float32
         self._returns, self._lengths = np.zeros(spec.num_envs), np.zeros(spec.num_envs, np.int64)
         self._started = self._restarted = False
+        self._at: np.ndarray | None = None  # the observations that rows go on from
+        self._cut: Step | None = None
+        """What the next step is, instead of one: the end of episodes that could not be restored."""
         space: Any = spec.action_space
         self._first_action, self._n = (int(space.start), int(space.n)) if spec.discrete else (0, 0)
 
@@ -124,23 +128,27 @@ class Environment:
             action_seed, observation_seed, *seeds = states.tolist()
             self.spec.action_space.seed(action_seed)
             self.spec.observation_space.seed(observation_seed)
-        root = {"observation": self._observation(self._rows.reset(seeds))}
+        self._at = self._rows.reset(seeds)
+        root = {"observation": self._observation(self._at)}
         root.update({key: torch.zeros(self.spec.num_envs, 1, dtype=torch.bool) for key in DONE_KEYS})
         self._returns[:], self._lengths[:] = 0, 0
-        self._started, self._restarted = True, False
+        self._started, self._restarted, self._cut = True, False, None
         return _tensordict(root, self._size)
 
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take `td["action"]` in every row; returns `td` with `next` filled. Other entries of `next` are kept."""
         self._check(td)
-        final, first, reward, terminated, truncated = self._rows.step(self._actions(td))
+        actions, cut = self._actions(td), self._cut
+        final, first, reward, terminated, truncated = self._rows.step(actions) if cut is None else cut
+        self._at, self._cut = first, None
         ended = terminated | truncated
         self.frames += self.spec.num_envs
         self._returns += reward
         self._lengths += 1
         self._restarted = bool(ended.any())
         if self._restarted:
-            self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+            if cut is None:
+                self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
             self._returns[ended], self._lengths[ended] = 0, 0
         following = {
             "observation": self._observation(final),
@@ -160,6 +168,75 @@ class Environment:
         """(return, length) of the episodes finished since the last call; rows in order within a step."""
         episodes, self.episodes = self.episodes, []
         return episodes
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides how it goes on, for a checkpoint: values that `checkpoint.encode` takes."""
+        spaces = (self.spec.action_space, self.spec.observation_space)
+        generators = [getattr(space, "_np_random", None) for space in spaces]
+        own = {name: getattr(self, name) for name in _COUNTERS}
+        return {
+            "id": self.spec.id,
+            "backend": self.spec.backend,
+            "envs": self.spec.num_envs,
+            "counters": {**own, "episodes": list(self.episodes)},
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "spaces": [None if random is None else random.bit_generator.state for random in generators],
+            "at": None if self._at is None else self._at.copy(),
+            "cut": self._cut is not None,
+            "rows": self._rows.state() if self._started else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> str | None:
+        """Go on where another environment of the same make was. Only for one that was just made.
+
+        Returns None if all rows are where they were, to the bit. Else the reason why that could not be: then all rows
+        begin new episodes, and the next step says so by ending the old ones (truncated, at their last observation and
+        without reward); they are not counted as finished.
+
+        Raises:
+            CheckpointError: the state is of other environments.
+        """
+        here = {"id": self.spec.id, "backend": self.spec.backend, "envs": self.spec.num_envs}
+        for name, value in here.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"the environments' {name} is {state[name]!r} in the checkpoint and {value!r} here: resume with the "
+                    "settings of the run that wrote it"
+                )
+        why = None
+        if state["rows"] is not None:
+            why = "they were not there when the checkpoint was written" if state["cut"] else self._load_rows(state)
+        for name, value in state["counters"].items():
+            setattr(self, name, list(value) if name == "episodes" else value)
+        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
+        self._at = state["at"]
+        if why is not None:
+            self._cut_off()
+        for space, saved in zip((self.spec.action_space, self.spec.observation_space), state["spaces"], strict=True):
+            if saved is None:
+                space._np_random = None  # type: ignore[assignment]
+            else:
+                space.np_random.bit_generator.state = saved
+        return why
+
+    def _load_rows(self, state: dict[str, Any]) -> str | None:
+        """Why the rows cannot go on; None if they can."""
+        try:
+            self._rows.load_state(state["rows"], state["at"])
+        except CheckpointError as error:
+            return str(error)
+        except Exception as error:  # of the environment itself, while it is brought back
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _cut_off(self) -> None:
+        """Begin new episodes, whose seeds no other ones had, and let the next step tell."""
+        rows, last = self.spec.num_envs, self._at
+        assert last is not None
+        seeds = np.random.SeedSequence([self._seed, self.frames]).generate_state(rows) >> 1
+        first = np.array(self._rows.reset(seeds.tolist()))
+        self._cut = last, first, np.zeros(rows), np.zeros(rows, np.bool_), np.ones(rows, np.bool_)
 
     def close(self) -> None:
         """Release what the rows hold."""

@@ -109,17 +109,19 @@ def state_of(
     *,
     shared: Sequence[torch.Tensor] = (),
     adapters: Sequence[Adapter] = (),
+    strict: bool = False,
 ) -> Data:
     """The state of an actor, a learner or any other object, as plain data.
 
     `name` is what errors call it. `shared` are tensors that are saved elsewhere (the weights, with the learner): only
     their place is noted. Objects with `state_dict` and `load_state_dict` are saved by these; all others attribute by
-    attribute. Functions, classes, configs and the like are taken to be the same in the object that is restored.
+    attribute. Functions, classes, configs and the like are taken to be the same in the object that is restored; so is
+    what objects of libraries hide, unless `strict`.
 
     Raises:
         CheckpointError: something in it has a state that cannot be read.
     """
-    encoder = _Encoder(shared=shared, adapters=adapters)
+    encoder = _Encoder(shared=shared, adapters=adapters, strict=strict)
     return encoder.finish(encoder.item(component, name or _name_of(component), _OBJECTS))
 
 
@@ -130,6 +132,7 @@ def restore(
     *,
     shared: Sequence[torch.Tensor] = (),
     adapters: Sequence[Adapter] = (),
+    strict: bool = False,
 ) -> None:
     """Write a state into an object that was built like the one it is of; in place, then compared to the bit.
 
@@ -140,7 +143,7 @@ def restore(
     decoder = _Decoder(data, shared=shared, adapters=adapters)
     decoder.put(data["root"], component, name)
     decoder.finish()
-    again = _Encoder(shared=shared, adapters=adapters, copy=False)
+    again = _Encoder(shared=shared, adapters=adapters, copy=False, strict=strict)
     _compare(data, again.finish(again.item(component, name, _OBJECTS)), again.paths)
 
 
@@ -154,11 +157,16 @@ class _Encoder:
     """Walks from object to object and notes each once. No recursion: a long chain of objects is no problem."""
 
     def __init__(
-        self, *, shared: Sequence[torch.Tensor] = (), adapters: Sequence[Adapter] = (), copy: bool = True
+        self,
+        *,
+        shared: Sequence[torch.Tensor] = (),
+        adapters: Sequence[Adapter] = (),
+        copy: bool = True,
+        strict: bool = False,
     ) -> None:
         self.nodes: list[list[Any]] = []
         self.paths: list[str] = []
-        self.copy, self.adapters = copy, adapters
+        self.copy, self.strict, self.adapters = copy, strict, adapters
         self.shared = {_place(tensor): index for index, tensor in enumerate(shared)}
         self.index: dict[int, int] = {}
         self.alive: list[Any] = []  # ids stay those of the objects met
@@ -267,11 +275,11 @@ class _Encoder:
     def _array(self, value: np.ndarray, path: str, mode: int) -> list[Any]:
         if value.dtype.hasobject or type(value) is not np.ndarray:
             self.refuse(path, f"a {type(value).__name__} of {value.dtype}", "make it a list, or an array of numbers")
-        kind: Any = value.dtype.descr if value.dtype.names else value.dtype.str
-        if value.dtype.names:
-            kind = [list(field) for field in kind]
         fortran = value.ndim > 1 and value.flags.f_contiguous and not value.flags.c_contiguous
-        return ["array", kind, list(value.shape), fortran, self.hold(value.T if fortran else value)]
+        return ["array", _array_kind(value.dtype), list(value.shape), fortran, self.hold(value.T if fortran else value)]
+
+    def _array_dtype(self, value: np.dtype, path: str, mode: int) -> list[Any]:
+        return ["array_dtype", _array_kind(value)]
 
     def _scalar(self, value: np.generic, path: str, mode: int) -> list[Any]:
         return ["scalar", self.item(np.asarray(value), path, mode)]
@@ -331,7 +339,9 @@ class _Encoder:
     def object(self, value: Any, path: str, mode: int) -> list[Any]:
         if mode == _VALUES:
             self.refuse(path, _a(value))
-        inner = _LIBRARY if type(value).__module__.partition(".")[0] in _LIBRARIES else _OBJECTS
+        module = (value if isinstance(value, types.FunctionType) else type(value)).__module__
+        library = str(module).partition(".")[0] in _LIBRARIES
+        inner = _LIBRARY if library and not self.strict else _OBJECTS
         if isinstance(value, types.FunctionType):
             cells = [] if mode == _LIBRARY or inner == _LIBRARY else _cells(value)
             cells_ = [self.item(cell.cell_contents, f"{path}: {name}", mode) for name, cell in cells]
@@ -374,6 +384,7 @@ class _Encoder:
         (NonTensorData, _tensordict),
         (np.ndarray, _array),
         (np.generic, _scalar),
+        (np.dtype, _array_dtype),
         (enum.Enum, _enum),
         (int, _int),
         ((str, float), _text),
@@ -540,7 +551,7 @@ class _Decoder:
 
     def _array(self, index: int, node: list[Any], target: Any, path: str) -> np.ndarray:
         kind, shape, fortran, storage = node
-        dtype = np.dtype(kind if isinstance(kind, str) else [tuple(field) for field in kind])
+        dtype = _array_dtype(kind)
         data = self.storages[storage].numpy()
         array = np.ndarray(shape[::-1] if fortran else shape, dtype, data if data.size else None)
         array = array.T if fortran else array
@@ -769,6 +780,7 @@ class _Decoder:
         "device": lambda self, index, node, target, path: torch.device(node[0]),
         "unbound": lambda self, index, node, target, path: UNBOUND,
         "array": _array,
+        "array_dtype": lambda self, index, node, target, path: _array_dtype(node[0]),
         "scalar": _scalar,
         "generator": _generator,
         "rows": _rows,
@@ -805,11 +817,11 @@ def _fill(container: Any, values: Any) -> None:
 def _compare(saved: Data, here: Data, paths: list[str]) -> None:
     """Refuse a restored state that is not the saved one to the bit."""
     for path, node, other in zip(paths, saved["objects"], here["objects"], strict=False):
-        if not _equal(node, other):
+        if not equal(node, other):
             raise CheckpointError(f"`{path}` cannot be restored: saved was {_short(node)}, restored is {_short(other)}")
     for index, (memory, other) in enumerate(zip(saved["storages"], here["storages"], strict=False)):
         if not torch.equal(memory, other):
-            owners = [path for path, node in zip(paths, here["objects"], strict=False) if node[:2] == ["tensor", index]]
+            owners = [path for path, node in zip(paths, here["objects"], strict=False) if _storage_of(node) == index]
             raise CheckpointError(
                 f"`{(owners or paths)[0]}` cannot be restored: its numbers are others than those saved"
             )
@@ -819,13 +831,20 @@ def _compare(saved: Data, here: Data, paths: list[str]) -> None:
         )
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _storage_of(node: list[Any]) -> int | None:
+    return node[1] if node[0] in ("tensor", "bytes", "bytearray") else node[4] if node[0] == "array" else None
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two data are the same, to the bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
     if isinstance(one, float) and isinstance(other, float):
         return one.hex() == other.hex()
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     return type(one) is type(other) and one == other
 
 
@@ -972,6 +991,15 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"the checkpoint has tensors of {name!r}, which torch {torch.__version__} does not know")
     return dtype
+
+
+def _array_kind(dtype: np.dtype) -> Any:
+    """A numpy type as text, or, of records, as a list of fields."""
+    return [list(field) for field in dtype.descr] if dtype.names else dtype.str
+
+
+def _array_dtype(kind: Any) -> np.dtype:
+    return np.dtype(kind if isinstance(kind, str) else [tuple(field) for field in kind])
 
 
 def _view(storage: torch.UntypedStorage, dtype: str, size: list[int], stride: list[int], offset: int) -> torch.Tensor:

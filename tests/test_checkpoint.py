@@ -88,6 +88,7 @@ fixed = st.sampled_from(
     [
         torch.Size([2, 3]),
         torch.float16,
+        np.dtype("f4"),
         torch.device("cpu"),
         range(2, 9, 3),
         slice(1, None, 2),
