@@ -353,6 +353,28 @@ class Functions(Trainer):
         return total
 
 
+class Schedules(Trainer):
+    def train(self):
+        td = self.msrl.env_reset()
+        if self.config.steps > 1:
+            # the usual one
+            schedule = self.linear
+        else:
+
+            def schedule(i):
+                return 0
+
+        step, best = self.msrl.env_step, 0
+        linear = self.linear
+        for i in range(self.config.iterations):
+            td = step(td)
+            best += schedule(i) + linear(i) + td[-1]
+            self.msrl.log(i, best)
+
+    def linear(self, i):
+        return 1 + i * 2
+
+
 class MaybeUnbound(Trainer):
     def train(self):
         if self.config.iterations > 100:
@@ -552,7 +574,7 @@ class Inspects(Trainer):
 
 TRAINERS = [
     For, Nothing, LastIndex, While, Walrus, WalrusBehindAnd, Forever, ForElse, Jumps, EarlyReturn, TwoLoops,
-    TwoLoopsAtOnce, ManyLocals, Targets, Attributes, Lists, Rebound, FromConfig, Alias, Functions, MaybeUnbound, Deleted,
+    TwoLoopsAtOnce, ManyLocals, Targets, Attributes, Lists, Rebound, FromConfig, Alias, Functions, Schedules, MaybeUnbound, Deleted,
     With, If, TryFinally, Helper, Derived, OneLiners, ModuleState, PlainLoops, Inspects,
 ]  # fmt: skip
 
@@ -748,6 +770,18 @@ class OfSet(Trainer):
             self.msrl.log(name)
 
 
+class ChosenFunction(Trainer):
+    def train(self):
+        schedule = self.linear
+        if self.msrl.agent_learn(1) > 3:
+            schedule = lambda i: 1  # noqa: E731
+        for i in range(3):
+            self.msrl.log(i, schedule(i))
+
+    def linear(self, i):
+        return i
+
+
 class InMatch(Trainer):
     def train(self):
         match self.config.steps:
@@ -811,6 +845,7 @@ REFUSALS = [
     (Unknown, "not known to be a list", "for line in open", "for line in list(open('file')):"),
     (Lazy, "runs over `zip(items, items)`, an iterator", "for x in zip", "for x in list(zip(items, items)):"),
     (OfSet, "runs over `names`, a set", "for name in names:", "for name in sorted(names):"),
+    (ChosenFunction, "`schedule`, a function or method", "for i in range(3):", "a method of the trainer"),
     (InMatch, "the loop stands in a `match`", "for i in range(3):", "at the top of `train`"),
     (InFinally, "a `finally`", "for i in range(3):", "at the top of `train`"),
     (CalledTwice, "in `phase`, which is called from more than one place", "self.phase()", "in `train` itself"),

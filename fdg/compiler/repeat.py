@@ -24,6 +24,7 @@ PLAIN = {
 }
 LOOKS = ("replay_buffer_size", "fetch", "gather", "all", "any", "mean", "sum")
 """Calls of `self.msrl` that change nothing."""
+LEAVES = (ast.Name, ast.Attribute, ast.Subscript)
 VIEWS = ("items", "keys", "values")
 
 
@@ -58,7 +59,7 @@ class Frame:
             return node.id not in self.scope.order and (self.qualified(node) is not None or self.is_constant(node.id))
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id == self.this:
-                return node.attr in ("config", "msrl")
+                return node.attr in ("config", "msrl") or self.is_method(node.attr)
             return self.fixed(node.value, hidden)
         if isinstance(node, ast.Call):
             parts = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -67,11 +68,9 @@ class Frame:
             name = self.qualified(node.func)
             if name is not None:
                 return purity.judge(name) == "pure"
-            return (
-                isinstance(node.func, ast.Attribute)
-                and node.func.attr in purity.READERS
-                and self.fixed(node.func.value)
-            )
+            if not isinstance(node.func, ast.Attribute) or self.is_msrl(node.func.value):
+                return False
+            return node.func.attr in purity.READERS and self.fixed(node.func.value, hidden)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
             hidden |= {name for part in node.generators for name in binds(part.target)}
         elif isinstance(node, ast.comprehension):
@@ -80,6 +79,15 @@ class Frame:
                                    ast.Tuple, ast.List, ast.Dict, ast.Starred)):  # fmt: skip
             return False
         return all(self.fixed(child, hidden) for child in ast.iter_child_nodes(node))
+
+    def is_method(self, name: str) -> bool:
+        found = self.trainer.find(name)
+        return found is not None and name not in found[0].properties
+
+    def is_msrl(self, node: ast.AST) -> bool:
+        """Whether an expression is `self.msrl`, or a local name for it."""
+        values = self.scope.bindings.get(node.id, []) if isinstance(node, ast.Name) else [node]
+        return any(isinstance(value, ast.Attribute) and dotted(value) == f"{self.this}.msrl" for value in values)
 
     def is_constant(self, name: str) -> bool:
         """Whether a name of the module is a function, a class, or a value that nobody can change."""
@@ -168,27 +176,42 @@ class Frame:
                         values.append(_parsed(node.value) if whole and node.value is not None else None)
         return values
 
-    def repeatable(self, node: ast.stmt) -> list[ast.stmt]:
+    def repeatable(self, node: ast.stmt, within: ast.stmt | None = None) -> list[ast.stmt]:
         """What of a statement binds names to something that must not be saved, or need not, and can just be run again."""
+        if isinstance(node, ast.If):
+            parts = [*node.body, *node.orelse]
+            whole = self.fixed(node.test) and all(self.repeatable(part, within or node) == [part] for part in parts)
+            return [node] if whole else []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            return [node] if self.bound_once(binds(node)) else []
+            return [node] if self.bound_only(binds(node), within) else []
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             before = outside(node) if isinstance(node, ast.FunctionDef) else [*node.decorator_list, *node.bases]
-            return [node] if self.bound_once(binds(node)) and all(self.fixed(part) for part in before) else []
+            return [node] if self.bound_only(binds(node), within) and all(self.fixed(part) for part in before) else []
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            return [node] if self.bound_once(binds(node)) and self.is_plain(node.value) else []
+            return [node] if self.bound_only(binds(node), within) and self.is_plain(node.value) else []
         if not isinstance(node, ast.Assign):
             return []
-        each = [(name, value) for name, value in pairs(node) if self.bound_once([name.id]) and self.is_plain(value)]
-        names = [
-            part for target in node.targets for part in ast.walk(target) if not isinstance(part, (ast.Tuple, ast.List))
-        ]
-        if each and len(each) == sum(not isinstance(part, ast.expr_context) for part in names):
+        each = [(name, value) for name, value in pairs(node) if self.bound_only([name.id], within)]
+        each = [(name, value) for name, value in each if self.is_plain(value)]
+        targets = [part for target in node.targets for part in ast.walk(target) if isinstance(part, LEAVES)]
+        if each and len(each) == len(targets):
             return [node]
         return [ast.copy_location(ast.Assign([name], value), node) for name, value in each]
 
-    def bound_once(self, names: Iterable[str]) -> bool:
-        return all(len(self.scope.bindings.get(name, [])) == 1 for name in names)
+    def bound_only(self, names: Iterable[str], within: ast.stmt | None) -> bool:
+        """Whether names are bound once, or only within a statement."""
+        inside = list(binds(within)) if within is not None else []
+        return all(len(self.scope.bindings.get(name, [])) <= max(inside.count(name), 1) for name in names)
+
+    def is_function(self, name: str) -> bool:
+        """Whether a local variable may be a function made here, or a method: what cannot be saved."""
+        for value in self.scope.bindings.get(name, []):
+            this, method = (dotted(value) or "").rpartition(".")[::2] if isinstance(value, ast.Attribute) else ("", "")
+            if this == self.this and (method == "msrl" or self.is_method(method)):
+                return True
+            if this == f"{self.this}.msrl" or isinstance(value, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
+                return True
+        return False
 
     def is_quiet(self, test: ast.expr) -> bool:
         """Whether a condition only looks, so that it can be asked once more."""

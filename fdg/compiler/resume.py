@@ -158,11 +158,11 @@ class Finder:
             spot: Spot | None = None
             if isinstance(statement, Loop):
                 spot = self.loop(statement, method, around) if self.works(statement, method) else None
-            elif isinstance(statement, (ast.With, ast.If, ast.Try)) and self.works(statement, method):
-                spot = self.compound(statement, method, around)
             elif parts := method.repeatable(statement):
                 self.repeats[statement] = parts
                 around = replace(around, known=around.known.union(*(binds(part) for part in parts)))
+            elif isinstance(statement, (ast.With, ast.If, ast.Try)) and self.works(statement, method):
+                spot = self.compound(statement, method, around)
             elif isinstance(getattr(statement, "value", None), ast.Call):
                 spot = self.call(statement, method, around)
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
@@ -241,6 +241,13 @@ class Finder:
         spot.ended = [name for name in head if name not in apart | around.known]
         spot.maybe = {name for name in spot.body if name not in scope.bound.body[node]}
         spot.maybe |= {name for name in spot.ended if name not in scope.bound.ended[node]}
+        made = next((name for name in (*spot.body, *spot.ended) if method.is_function(name)), None)
+        if made is not None:
+            reason = (
+                f"`{made}`, a function or method that this loop uses, is bound in several places, and cannot be saved"
+            )
+            self.note(node, reason, "a method of the trainer, with the condition inside")
+            return None
         if spot.once:
             spot.body, spot.ended = ([f"_turns{label}", *names] for names in (spot.body, spot.ended))
         spot.saves = {*spot.body, *spot.ended}

@@ -234,7 +234,7 @@ class Writer:
                 chosen.insert(0, statement)
                 needs |= set(reads(statement))
         for statement in chosen:
-            if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.If)):
                 lines = self.source.between(first_line(statement), last_line(statement))
                 instead += [line.deeper(indent) for line in lines]
             else:
