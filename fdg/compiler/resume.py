@@ -138,14 +138,14 @@ class Finder:
         reason = "`train` has no loop with component calls, between whose turns a run could be saved"
         return self.error(train.node, reason, "for i in range(self.config.iterations): …")
 
-    def visit(self, method: Frame) -> list[Spot]:
+    def visit(self, method: Frame, known: frozenset[str] = frozenset()) -> list[Spot]:
         """The spots of a method, whose loops get their numbers in the order in which they are run."""
         node = method.node
         self.visited.append(node.name)
         if any(isinstance(item, (ast.Yield, ast.YieldFrom)) for item in ast.walk(node)):
             self.note(node, f"`{node.name}` is a generator", "a method that returns")
             return []
-        spots = self.find(node.body, method, Around())
+        spots = self.find(node.body, method, Around(known=known))
         if spots:
             self.spots[node.name] = spots
         return spots
@@ -307,7 +307,10 @@ class Finder:
                 self.note(node, f"its loop is in `{name}`, which {refused[0]}", refused[1])
             return None
         first = len(self.boundaries)
-        if not self.visit(called):
+        # An argument that depends on the config alone is the same again, or what the config says now.
+        given = [*zip(called.scope.parameters[1:], call.args, strict=False), *((k.arg, k.value) for k in call.keywords)]
+        fixed = {name for name, value in given if name and method.fixed(value) and called.bound_only([name], None)}
+        if not self.visit(called, frozenset(fixed)):
             return None
         scope = method.scope
         names = scope.pick(scope.live.before[node] | around.heads)
