@@ -18,6 +18,8 @@ from fdg.runtime.rows import Rows
 from fdg.runtime.streams import Streams, derive_seed
 from fdg.runtime.values import Varying, copied, join
 
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__
 PHASES = ("collect", "sync", "sample", "learn")
 
 
@@ -51,11 +53,12 @@ class MSRL:
         self._env, self._actor, self._learner, self._buffer = env, actor, learner, buffer
         self._evaluation, self._log = evaluation, log
         self._weights = weights or []
-        self._marks = [tensor._version for tensor in self._weights]
+        self._marks = self._versions()
         self._sample_work = sample_work
         self.version = 0
         """How many times the learner has learned."""
         self.record = Record()
+        self._phases = self.record.phases
         self._env_stream = streams.of("env", index)
         self._actor_stream = streams.of("actor", index)
         self._buffer_stream = streams.of("buffer")
@@ -68,7 +71,7 @@ class MSRL:
         start = perf_counter()
         with self._env_stream:
             td = self._env.reset()  # type: ignore[union-attr]
-        self.record.phases["collect"] += perf_counter() - start
+        self._phases["collect"] += perf_counter() - start
         return td
 
     def env_step(self, td: Any) -> Any:
@@ -76,15 +79,20 @@ class MSRL:
         start = perf_counter()
         with self._env_stream:
             td = self._env.step(begin_rows(td))  # type: ignore[union-attr]
-        self.record.phases["collect"] += perf_counter() - start
+        self._phases["collect"] += perf_counter() - start
         return td
 
     def agent_act(self, td: Any, *args: Any, **kwargs: Any) -> Any:
         """Let the actor choose actions, without autograd."""
         start = perf_counter()
-        with self._actor_stream, torch.no_grad():
-            td = self._actor.act(begin_rows(td), *args, **kwargs)  # type: ignore[union-attr]
-        self.record.phases["collect"] += perf_counter() - start
+        gradients = torch.is_grad_enabled()
+        with self._actor_stream:
+            set_grad_enabled(False)  # torch.no_grad() takes 3 µs more
+            try:
+                td = self._actor.act(begin_rows(td), *args, **kwargs)  # type: ignore[union-attr]
+            finally:
+                set_grad_enabled(gradients)
+        self._phases["collect"] += perf_counter() - start
         return td
 
     # replay
@@ -116,7 +124,7 @@ class MSRL:
             batch = buffer.sample(batch_size)
         if self._sample_work:
             batch["checksum"] = sample_work(batch, self._sample_work)
-        self.record.phases["sample"] += perf_counter() - start
+        self._phases["sample"] += perf_counter() - start
         return batch
 
     def replay_buffer_update_priority(self, batch: Any, priority: Any = None) -> None:
@@ -146,7 +154,8 @@ class MSRL:
         if self._learner is None:
             raise UsageError("self.msrl.agent_learn: the agent has no learner; return Agent(actor=…, learner=…)")
         start = perf_counter()
-        self._check_weights()
+        if self._marks != self._versions():
+            raise weights_written()
         args = tuple([self._joined(value) for value in args])
         kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
         with self._learner_stream:
@@ -156,13 +165,13 @@ class MSRL:
         elif isinstance(result, torch.Tensor) and result.requires_grad:
             result = result.detach()
         self.version += 1
-        self._marks = [tensor._version for tensor in self._weights]
-        self.record.phases["learn"] += perf_counter() - start
+        self._marks = self._versions()
+        self._phases["learn"] += perf_counter() - start
         return result
 
-    def _check_weights(self) -> None:
-        if self._marks != [tensor._version for tensor in self._weights]:
-            raise weights_written()
+    def _versions(self) -> list[int]:
+        """How often each of the weights was written."""
+        return list(map(version_of, self._weights))
 
     def _joined(self, value: Any) -> Any:
         return join(list(value), self.config.envs, "agent_learn") if isinstance(value, Varying) else value
