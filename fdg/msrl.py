@@ -54,6 +54,7 @@ class MSRL:
         self._evaluation, self._log = evaluation, log
         self._weights = weights or []
         self._marks = self._versions()
+        self._several = config.actors > 1
         self._sample_work = sample_work
         self.version = 0
         """How many times the learner has learned."""
@@ -160,7 +161,7 @@ class MSRL:
         kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
         with self._learner_stream:
             result = self._learner.learn(*args, **kwargs)
-        if self.config.actors > 1:
+        if self._several:
             result = copied(result, {})  # a value of its own, whatever the arguments were joined from
         elif isinstance(result, torch.Tensor) and result.requires_grad:
             result = result.detach()

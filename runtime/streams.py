@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -128,23 +129,22 @@ def _find_numpy(state: Any) -> memoryview | None:
     return memory if seen == expected else None
 
 
-def _find_all() -> Any:
-    """Where the three global generators lie in memory; None if one of them is not as expected."""
+def _find_all() -> tuple[Any, Any, Any]:
+    """Where the three global generators lie in memory; nothing if one of them is not as expected."""
     probe = np.random.RandomState(1)
     probe.standard_normal()  # leaves a spare normal
     found = _find_torch(), _find_python(), _find_numpy(probe) and _find_numpy(_numpy.mtrand._rand)
-    return None if None in found else found
+    return found if all(found) else (None, None, None)
 
 
-_memory = _find_all()
-_torch_memory, _python_memory, _numpy_memory = _memory or (None, None, None)
+_torch_memory, _python_memory, _numpy_memory = _find_all()
 
 
-def _copies() -> list[memoryview]:
-    return [memoryview(bytearray(view)) for view in _memory]
+def _copies() -> list[Any]:
+    return [memoryview(bytearray(_torch_memory)), memoryview(bytearray(_python_memory)), _numpy_memory.tobytes()]
 
 
-_spare = _copies() if _memory else []
+_spare, _all = _copies() if _torch_memory else [], slice(None)
 _keep = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_IncRef", ctypes.pythonapi))
 _release = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
 
@@ -156,24 +156,28 @@ class QuickStream(PlainStream):
         self._mine, self._gauss = _copies(), _python.gauss_next
         _keep(id(_numpy.get_bit_generator()))  # the reference in the copy counts, as the one in numpy does
 
-    def _swap(self) -> None:
+    def _swap(self, *exception: object) -> None:
         global _spare  # one for all streams: it stays in the cache
-        mine = self._mine
-        generator, python, numpy = _spare
-        generator[:] = _torch_memory
-        python[:] = _python_memory
-        numpy[:] = _numpy_memory
-        _torch_memory[:], _python_memory[:], _numpy_memory[:] = mine
-        self._mine, _spare = _spare, mine
+        generator, python, numpy = self._mine
+        spare = _spare
+        spare[0][_all] = _torch_memory
+        spare[1][_all] = _python_memory
+        spare[2] = _numpy_memory.tobytes()
+        _torch_memory[_all] = generator
+        _python_memory[_all] = python
+        _numpy_memory[_all] = numpy
+        self._mine, _spare = spare, self._mine
         gauss = _python.gauss_next
         if gauss is not self._gauss:
             _python.gauss_next, self._gauss = self._gauss, gauss
 
+    __enter__ = __exit__ = _swap
+
     def __del__(self) -> None:
-        _release(self._mine[2].cast("Q")[0])
+        _release(int.from_bytes(self._mine[2][:8], sys.byteorder))
 
 
-Stream = QuickStream if _memory else PlainStream
+Stream = QuickStream if _torch_memory else PlainStream
 
 
 class Streams:
