@@ -19,7 +19,7 @@ from fdg.runtime.streams import Streams, derive_seed
 from fdg.runtime.values import Varying, copied, join
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
-version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__
+version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 PHASES = ("collect", "sync", "sample", "learn")
 
 

@@ -367,7 +367,7 @@ def begin_rows(td: Data) -> Data:
 
     Anything else is returned as it is. After FDG's own `step_mdp` there is nothing to do.
     """
-    if type(td) is TensorDict and "reset_observation" not in td._tensordict:  # the quick way: every act and step asks
+    if type(td) is TensorDict and "reset_observation" not in td._tensordict:  # type: ignore[attr-defined]
         return td
     if not isinstance(td, TensorDictBase) or "reset_observation" not in td.keys():  # noqa: SIM118
         return td
