@@ -232,7 +232,6 @@ class Processes:
     # tasks ------------------------------------------------------------------------------------------------------------
 
     def call(self, tasks: list[Task]) -> list[Reply]:
-        self.parts.streams.touch()
         if tasks[0].instance not in self.homes:
             return [self.call_here(task) for task in tasks]
         mine: list[Slot] = []
