@@ -93,7 +93,7 @@ def _is(name: str) -> Any:
     return lambda value: type(value).__name__ == name and "mujoco" in type(value).__module__
 
 
-def _get_simulation(data: Any) -> dict[str, np.ndarray]:
+def _get_simulation(data: Any) -> dict[str, Any]:
     """The full state of integration, with the solver's warm start, and all that was last computed from it: environments
     read positions and forces of the step before, and computing them anew would give those of the present state."""
     import mujoco
@@ -101,41 +101,42 @@ def _get_simulation(data: Any) -> dict[str, np.ndarray]:
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     state = np.empty(mujoco.mj_stateSize(data.model, kind))
     mujoco.mj_getState(data.model, data, state, kind)
-    return {"": state, **{name: np.array(array) for name, array in _computed(data)}}
+    return {"state": state, "computed": b"".join(array.tobytes() for array in _computed(data))}
 
 
-def _set_simulation(data: Any, saved: dict[str, np.ndarray]) -> None:
+def _set_simulation(data: Any, saved: dict[str, Any]) -> None:
     import mujoco
 
-    mujoco.mj_setState(data.model, data, saved[""], mujoco.mjtState.mjSTATE_INTEGRATION)
-    for name, array in _computed(data):
-        if name in saved and saved[name].shape == array.shape:
-            array[:] = saved[name]
+    arrays, computed, start = _computed(data), np.frombuffer(saved["computed"], np.uint8), 0
+    if sum(array.nbytes for array in arrays) != len(computed):
+        raise CheckpointError(f"the simulation was saved by another version of MuJoCo than this, {mujoco.__version__}")
+    mujoco.mj_setState(data.model, data, saved["state"], mujoco.mjtState.mjSTATE_INTEGRATION)
+    for array in arrays:
+        array[...] = computed[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        start += array.nbytes
 
 
-def _computed(data: Any) -> list[tuple[str, np.ndarray]]:
+def _computed(data: Any) -> list[np.ndarray]:
     """The arrays of a simulation whose size is the model's. Those of contacts and constraints have another in each step,
     and are made anew before they are used."""
-    sizes = _sizes(data.model)
-    arrays = ((name, getattr(data, name)) for name in sizes)
-    return [(name, array) for name, array in arrays if array.shape == sizes[name]]
+    return [getattr(data, name) for name in _names(data.model)]
 
 
-def _sizes(model: Any) -> dict[str, tuple[int, ...]]:
+def _names(model: Any) -> list[str]:
     import mujoco
 
     key = (model.nq, model.nv, model.nbody, model.nbuffer)
-    if key not in _SIZES:
+    if key not in _NAMES:
         new = mujoco.MjData(model)
         names = [
             name for name in dir(new) if not name.startswith(("_", "efc_", "iefc_", "map_")) and "island" not in name
         ]
         arrays = {name: array for name in names if isinstance(array := getattr(new, name), np.ndarray)}
-        _SIZES[key] = {name: array.shape for name, array in arrays.items() if array.size and array.flags.writeable}
-    return _SIZES[key]
+        _NAMES[key] = [name for name, array in arrays.items() if array.size and array.flags.writeable]
+    return _NAMES[key]
 
 
-_SIZES: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}
+_NAMES: dict[tuple[int, ...], list[str]] = {}
 
 
 def _get_model(model: Any) -> str:
@@ -169,10 +170,11 @@ class Recorder:
         self.actions: np.ndarray | None = None
         self.count = 0
         self.full = False
+        self.skip: set[str] = set()  # attributes that are no plain values
 
     def resets(self, row: int, seed: int | None = None) -> None:
         """Note that a row is about to be reset."""
-        self.before[row], self.seeds[row] = readable(self.envs[row]), seed
+        self.before[row], self.seeds[row] = readable(self.envs[row], self.skip), seed
         self.begin[row] = self.count
         oldest = min(self.begin)
         if self.actions is not None and oldest > len(self.actions) // 2:  # forget what every row has left behind
@@ -203,7 +205,7 @@ class Recorder:
                 "before": self.before[row],
                 "seed": self.seeds[row],
                 "actions": actions[self.begin[row] :, row].copy(),
-                "after": readable(env),
+                "after": readable(env, set()),
             }
             for row, env in enumerate(self.envs)
         ]
@@ -237,22 +239,27 @@ class Recorder:
                     f"row {index}: taking the {lengths[index]} actions of its episode again led to the observation "
                     f"{_short(reached)}, saved was {_short(at[index])}"
                 )
-            if not equal(readable(env), row["after"]):
+            if not equal(readable(env, set()), row["after"]):
                 raise CheckpointError(
                     f"row {index}: taking the {lengths[index]} actions of its episode again left other values in the environment"
                 )
 
 
-def readable(env: Any) -> Any:
-    """The attributes of an environment and its wrappers that are plain values, generators among them, as data."""
-    values = {}
-    for name, value in _attributes(env).items():
-        try:
-            encode({"": value}, copy=False)
-        except CheckpointError:
-            continue
-        values[name] = value
-    return encode(values)
+def readable(env: Any, skip: set[str]) -> Any:
+    """The attributes of an environment and its wrappers that are plain values, generators among them, as data.
+
+    `skip` are names of attributes known not to be; more of them are added to it.
+    """
+    values = {name: value for name, value in _attributes(env).items() if name not in skip}
+    try:
+        return encode(values)
+    except CheckpointError:
+        for name, value in values.items():
+            try:
+                encode({name: value}, copy=False)
+            except CheckpointError:
+                skip.add(name)
+        return encode({name: value for name, value in values.items() if name not in skip})
 
 
 def _set_readable(env: Any, data: Any) -> None:

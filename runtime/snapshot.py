@@ -198,6 +198,8 @@ class _Encoder:
             if adapter.match(value):
                 return ["adapter", adapter.name, self.item(adapter.get(value), path, _VALUES)]
         kind = type(value)
+        if kind in (set, frozenset):  # in an order that does not depend on hashes or on what was in it before
+            value = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
         if kind in _LISTS:
             return [_LISTS[kind], self.items(value, path, mode)]
         if kind in _DICTS:
@@ -247,7 +249,7 @@ class _Encoder:
         return ["complex", value.real, value.imag]
 
     def _bytes(self, value: Any, path: str, mode: int) -> list[Any]:
-        return [type(value).__name__, self.hold(np.frombuffer(value, np.uint8))]
+        return [type(value).__name__, self.item(np.frombuffer(value, np.uint8).copy(), path, mode)]
 
     def _range(self, value: range, path: str, mode: int) -> list[Any]:
         return ["range", *(self.item(number, path, mode) for number in (value.start, value.stop, value.step))]
@@ -275,8 +277,17 @@ class _Encoder:
     def _array(self, value: np.ndarray, path: str, mode: int) -> list[Any]:
         if value.dtype.hasobject or type(value) is not np.ndarray:
             self.refuse(path, f"a {type(value).__name__} of {value.dtype}", "make it a list, or an array of numbers")
-        fortran = value.ndim > 1 and value.flags.f_contiguous and not value.flags.c_contiguous
-        return ["array", _array_kind(value.dtype), list(value.shape), fortran, self.hold(value.T if fortran else value)]
+        owner = _owner(value)
+        if owner is None:
+            value = value.copy(order="K")
+            owner = _owner(value)
+            assert owner is not None
+        low, high = np.lib.array_utils.byte_bounds(value)
+        memory = self.remember(owner, low - owner.data_ptr(), high - owner.data_ptr() if value.size else 0)
+        offset = value.__array_interface__["data"][0] - owner.data_ptr() if value.size else 0
+        node = ["array", memory.index, _array_kind(value.dtype), list(value.shape), list(value.strides), offset]
+        memory.nodes.append(node)
+        return node
 
     def _array_dtype(self, value: np.dtype, path: str, mode: int) -> list[Any]:
         return ["array_dtype", _array_kind(value)]
@@ -311,7 +322,12 @@ class _Encoder:
         if place is not None:
             return ["shared", place]
         flat = value.detach().resolve_conj().resolve_neg().cpu()
-        memory = self.remember(flat)
+        start, reach = (
+            int(flat.storage_offset()),
+            sum((n - 1) * step for n, step in zip(flat.shape, flat.stride(), strict=True)),
+        )
+        stop = (start + reach + 1) * flat.itemsize if flat.numel() else 0
+        memory = self.remember(flat, start * flat.itemsize, stop)
         grad = self.item(value.grad, f"{path}.grad", mode) if value.is_leaf and mode != _VALUES else None
         node = ["tensor", memory.index, _name(flat.dtype), list(flat.shape), list(flat.stride()),
                 flat.storage_offset() * flat.itemsize, isinstance(value, Parameter),
@@ -402,29 +418,18 @@ class _Encoder:
 
     # memory
 
-    def hold(self, array: np.ndarray) -> int:
-        """The storage of an array's bytes, in C order."""
-        flat = np.ascontiguousarray(array)
-        if not flat.flags.writeable or not flat.nbytes:
-            flat = flat.copy()
-        data = torch.from_numpy(flat.reshape(-1).view(np.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
-        return self.remember(data).index
-
-    def remember(self, tensor: torch.Tensor) -> _Memory:
-        """The memory a tensor is in, as far as the tensors met reach."""
-        start = int(tensor.storage_offset()) * tensor.itemsize
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        stop = start + (reach + 1) * tensor.itemsize if tensor.numel() else start
-        key = tensor.untyped_storage().data_ptr() or -len(self.memory) - 1
+    def remember(self, tensor: torch.Tensor, start: int, stop: int) -> _Memory:
+        """The memory a tensor is in, with the part from start to stop in use."""
+        key = tensor.untyped_storage().data_ptr() if start < stop else -len(self.memory) - 1
         memory = self.memory.get(key)
         if memory is None:
-            memory = self.memory[key] = _Memory(len(self.memory), tensor, start, stop)
+            memory = self.memory[key] = _Memory(len(self.memory), tensor, start, max(start, stop))
         memory.start, memory.stop = min(memory.start, start), max(memory.stop, stop)
         return memory
 
 
 class _Memory:
-    """Part of a storage, and the nodes of the tensors in it."""
+    """Part of a storage, and the nodes of the tensors and arrays in it."""
 
     def __init__(self, index: int, tensor: torch.Tensor, start: int, stop: int) -> None:
         self.index, self.tensor, self.start, self.stop = index, tensor, start, stop
@@ -435,9 +440,12 @@ class _Memory:
         start = self.start // 16 * 16  # a multiple of every item's size
         for node in self.nodes:
             node[5] -= start
+        if self.stop <= self.start:
+            return torch.empty(0, dtype=torch.uint8)
         storage = self.tensor.untyped_storage()
-        part = torch.empty(0, dtype=torch.uint8).set_(storage, start, (self.stop - start,), (1,))
-        return part.clone() if copy or len(part) < storage.nbytes() else part
+        whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+        part = torch.from_numpy(whole.numpy()[start : self.stop])  # a storage of its own, of just this part
+        return part.clone() if copy else part
 
 
 # from data ------------------------------------------------------------------------------------------------------------
@@ -459,6 +467,7 @@ class _Decoder:
         self.homes: dict[int, tuple[torch.UntypedStorage, int]] = {}  # storage here: that of the object, and the shift
         self.guests: dict[int, tuple[int, int]] = {}  # and back
         self.tensors: list[tuple[torch.Tensor, list[Any]]] = []
+        self.memory: dict[int, torch.Tensor] = {}
 
     def put(self, item: Any, target: Any, path: str) -> Any:
         """What belongs at a place at which the object to be restored has `target`: that itself, filled, if it can be."""
@@ -474,21 +483,22 @@ class _Decoder:
     def finish(self) -> None:
         while self.todo:
             self.todo.popleft()()
-        memory: dict[int, torch.UntypedStorage] = {}
         for tensor, (_, index, dtype, size, stride, offset, _, needs_grad, _, device) in self.tensors:
             storage, shift = self.homes.get(index, (None, 0))
             if storage is None or not 0 <= offset + shift <= storage.nbytes() - self.storages[index].numel() + offset:
-                if index not in memory:
-                    memory[index] = (
-                        self.storages[index].clone() if self.copy else self.storages[index]
-                    ).untyped_storage()
-                storage, shift = memory[index], 0
+                storage, shift = self.own(index).untyped_storage(), 0
             tensor.data = _view(storage, dtype, size, stride, offset + shift)
             if device != "cpu":
                 tensor.data = tensor.data.to(device)
             tensor.requires_grad_(needs_grad)
         for action in self.last:
             action()
+
+    def own(self, storage: int) -> torch.Tensor:
+        """The memory of what is made, not found here."""
+        if storage not in self.memory:
+            self.memory[storage] = self.storages[storage].clone() if self.copy else self.storages[storage]
+        return self.memory[storage]
 
     def claim(self, target: Any, index: int) -> bool:
         """Whether an object here can stand for that node: each for one only."""
@@ -541,7 +551,7 @@ class _Decoder:
         return target
 
     def _bytes(self, index: int, node: list[Any], target: Any, path: str) -> bytes:
-        return self.storages[node[0]].numpy().tobytes()
+        return self.put(node[0], NOTHING, path).tobytes()
 
     def _range(self, index: int, node: list[Any], target: Any, path: str) -> Any:
         return range(*(self.put(number, NOTHING, path) for number in node))
@@ -550,16 +560,21 @@ class _Decoder:
         return slice(*(self.put(number, NOTHING, path) for number in node))
 
     def _array(self, index: int, node: list[Any], target: Any, path: str) -> np.ndarray:
-        kind, shape, fortran, storage = node
+        storage, kind, shape, strides, offset = node
         dtype = _array_dtype(kind)
-        data = self.storages[storage].numpy()
-        array = np.ndarray(shape[::-1] if fortran else shape, dtype, data if data.size else None)
-        array = array.T if fortran else array
-        fits = isinstance(target, np.ndarray) and target.shape == array.shape and target.dtype == dtype
-        if fits and target.flags.writeable and 0 not in target.strides and self.claim(target, index):
-            target[...] = array
-            return target
-        return array.copy(order="K") if self.copy else array
+
+        def view(memory: torch.Tensor) -> np.ndarray:
+            if 0 in shape:
+                return np.empty(shape, dtype)
+            return np.ndarray(shape, dtype, memory.numpy(), offset, strides)  # type: ignore[arg-type]
+
+        alike = isinstance(target, np.ndarray) and [*target.shape, target.dtype] == [*shape, dtype]
+        overlaps = any(not step and n > 1 for step, n in zip(strides, shape, strict=True))
+        if alike and list(target.strides) == strides and target.flags.writeable and not overlaps:
+            if self.claim(target, index):
+                target[...] = view(self.storages[storage])
+                return target
+        return view(self.own(storage))
 
     def _scalar(self, index: int, node: list[Any], target: Any, path: str) -> Any:
         return self.put(node[0], NOTHING, path)[()]
@@ -832,7 +847,7 @@ def _compare(saved: Data, here: Data, paths: list[str]) -> None:
 
 
 def _storage_of(node: list[Any]) -> int | None:
-    return node[1] if node[0] in ("tensor", "bytes", "bytearray") else node[4] if node[0] == "array" else None
+    return node[1] if node[0] in ("tensor", "array") else None
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -991,6 +1006,18 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"the checkpoint has tensors of {name!r}, which torch {torch.__version__} does not know")
     return dtype
+
+
+def _owner(array: np.ndarray) -> torch.Tensor | None:
+    """The bytes of the array that owns an array's memory; None if there is none to write to, or it has gaps."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    if not array.size or not array.dtype.itemsize:
+        return torch.empty(0, dtype=torch.uint8)
+    flat = array if array.flags.c_contiguous else array.T
+    if not flat.flags.c_contiguous or not flat.flags.writeable:
+        return None
+    return torch.from_numpy(flat.reshape(-1).view(np.uint8))
 
 
 def _array_kind(dtype: np.dtype) -> Any:

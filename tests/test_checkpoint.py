@@ -170,6 +170,24 @@ def test_identity_and_shared_memory_are_kept(tmp_path):
         assert base.sum() == 0
 
 
+def test_arrays_that_share_memory_still_do(tmp_path):
+    base = np.zeros((4, 5), np.float32)
+    program = {
+        "row": base[1],
+        "back": base[::-1, ::2],
+        "base": base,
+        "tensor": torch.from_numpy(base)[2],
+        "wide": np.broadcast_to(base[0], (3, 5)),
+    }
+    for back in (decode(encode(program)), through_file(program, tmp_path)):
+        assert all(back[name].tolist() == program[name].tolist() for name in program)
+        back["row"][:] = 1
+        back["tensor"].fill_(2)
+        assert back["base"].sum(1).tolist() == [0, 5, 10, 0]
+        assert back["back"].sum(1).tolist() == [0, 6, 3, 0]
+        assert not base.any()
+
+
 def test_snapshots_do_not_change_later():
     tensor, array = torch.zeros(3), np.zeros(3)
     data = encode({"t": tensor, "a": array})
@@ -505,6 +523,22 @@ def test_a_state_that_cannot_be_read_is_named(value):
         CheckpointError, match=r"`learner\.statistics\.mean` is an? \w+ with a state that cannot be read"
     ):
         state_of(changed(statistics=Statistics(mean=value)))
+
+
+def test_the_order_of_a_set_is_no_state():
+    run, resumed = Everything(), Everything()
+    run.seen |= set(range(1000))
+    run.seen -= {*range(1000)} - {1, 8}  # iterates as 1, 8; made anew as 8, 1
+    assert list(run.seen) != list({8, 1})
+    restore(resumed, state_of(run))
+    assert resumed.seen == {1, 8}
+
+
+def test_an_array_that_became_a_view_is_refused_rather_than_torn_off():
+    run, resumed = Everything(), Everything()
+    run.head = run.array[:2]
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        restore(resumed, state_of(run))
 
 
 def test_aliases_that_arose_or_ended_since_the_build():
