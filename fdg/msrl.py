@@ -65,6 +65,11 @@ class MSRL:
         self._buffer_stream = streams.of("buffer")
         self._learner_stream = streams.of("learner")
 
+    def attach(self, boundaries: Any) -> None:
+        """Let `train` say where the boundaries of its outermost loops are (the compiler writes these calls)."""
+        for name in ("begins", "resumes", "restored", "turns", "again", "boundary", "ended", "calling"):
+            setattr(self, name, getattr(boundaries, name))
+
     # environments and actors
 
     def env_reset(self) -> Any:

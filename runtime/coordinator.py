@@ -276,6 +276,62 @@ class Coordinator:
         found = [edge.value for edge in self.graph.edges if (edge.source, edge.target) == (source, target)]
         return ", ".join(found) or "none"
 
+    # checkpoints -----------------------------------------------------------------------------------------------------
+
+    def fetched(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values with copies of what handles stand for; what is one object stays one."""
+        wanted: dict[Shelf, dict[int, Any]] = {}
+
+        def note(value: Any) -> None:
+            if isinstance(value, Varying):
+                for item in value:
+                    note(item)
+            elif isinstance(value, Handle):
+                wanted.setdefault(value.shelf, {})[value.key] = None
+
+        def found(value: Any) -> Any:
+            if isinstance(value, Varying):
+                return Varying(found(item) for item in value)
+            return wanted[value.shelf][value.key] if isinstance(value, Handle) else value
+
+        for value in values.values():
+            note(value)
+        for shelf, keys in wanted.items():
+            keys.update(zip(keys, shelf.fetch(tuple(keys)), strict=True))
+        return {name: found(value) for name, value in values.items()}
+
+    def settled(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values of a checkpoint, each where this graph has it: with a fragment, behind a handle, or at the driver."""
+        places: dict[InstanceKey, list[tuple[str, int]]] = {}
+        settled = {name: Varying(value) if isinstance(value, Varying) else value for name, value in values.items()}
+        for name, value in values.items():
+            items = value if isinstance(value, Varying) else [value]
+            for index, item in enumerate(items):
+                key = self.owner_of(name, index, isinstance(value, Varying))
+                if key is not None and not isinstance(item, ATOMS) and item is not UNBOUND:
+                    places.setdefault(key, []).append((name, index))
+        for key, names in places.items():
+            items = tuple(values[n][i] if isinstance(values[n], Varying) else values[n] for n, i in names)
+            for (name, index), stored in zip(names, self.engine.put(key, items), strict=True):
+                handle = self.shelves[key].handle(stored)
+                if isinstance(settled[name], Varying):
+                    settled[name][index] = handle
+                else:
+                    settled[name] = handle
+        return settled
+
+    def owner_of(self, name: str, index: int, varying: bool) -> InstanceKey | None:
+        """The instance from which all who use a variable can get it; None for the driver."""
+        users = [region for region in self.graph.regions() if any(port.name == name for port in region.inputs)]
+        if all(self.graph.edge(DRIVER, region.fragment, name) is not None for region in users):
+            return None
+        for owner in users:
+            others = {region.fragment for region in users} - {owner.fragment}
+            if all(self.graph.edge(owner.fragment, other, name) is not None for other in others):
+                per_actor = owner.per == "actor" and (varying or self.actors == 1)
+                return (owner.fragment, "actor", index) if per_actor else (owner.fragment, "one", 0)
+        return None
+
     def weights_for(self, key: InstanceKey, region: Region) -> int | None:
         """The version of the weights that a region must see: an actor's are brought up to date if they are older."""
         if "agent_act" not in region.calls or not self.learner:

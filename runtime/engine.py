@@ -34,6 +34,18 @@ class Engine(Protocol):
         """Mean return of the learner's policy; None without a learner."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """The state of all components."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> list[str]:
+        """Give all components their state; returns what could not be restored, in words."""
+        ...
+
+    def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
+        """Put copies of objects into an instance's store; their keys."""
+        ...
+
     def stop(self) -> None:
         """End everything that was started."""
         ...

@@ -36,6 +36,15 @@ class InProcess:
     def evaluate(self, episodes: int) -> float | None:
         return self.learner.evaluate(episodes) if self.learner is not None else None
 
+    def state(self) -> dict[str, Any]:
+        return self.host.state()
+
+    def load_state(self, state: dict[str, Any]) -> list[str]:
+        return self.host.load_state(state)
+
+    def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
+        return self.host.put(target, copied(values, {}))
+
     def stop(self) -> None:
         pass
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fdg.msrl import MSRL, weights_written
+from fdg.runtime.state import State, component_state, load_component_state, merged
 from fdg.runtime.values import ATOMS, UNBOUND, Varying, nbytes
 
 InstanceKey = tuple[str, str, int]
@@ -259,6 +260,25 @@ class Host:
         if out.plain == "yes" or (out.plain == "maybe" and isinstance(value, ATOMS)):
             return value
         return Kept(instance.store.keep(value), value if out.how == "value" else UNBOUND)
+
+    def state(self) -> State:
+        """The state of all components here."""
+        return merged(component_state(instance.msrl) for instance in self.instances.values())
+
+    def load_state(self, state: State) -> list[str]:
+        """Give the components here their state; returns what could not be restored."""
+        lost = []
+        for instance in self.instances.values():
+            lost += load_component_state(instance.msrl, state)
+            instance.version = -1  # older than any: the next region that acts gets the learner's weights
+            instance.marks = [tensor._version for tensor in instance.weights]
+            if instance.msrl._learner is not None:
+                self.board.write(instance.weights, instance.msrl.version)
+        return lost
+
+    def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
+        """Put objects into an instance's store, as if it had made them; their keys."""
+        return tuple(map(self.instances[target].store.keep, values))
 
     def objects(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
         """Objects of an instance, themselves: to be copied by whoever sends them on."""

@@ -30,7 +30,8 @@ from fdg.runtime.instance import From, Host, InstanceKey, LocalWeights, Reply, T
 from fdg.runtime.parts import Parts, prepare_to_send
 from fdg.runtime.remote_replay import LazyBatch, Ref, RemoteBuffer, uses_of
 from fdg.runtime.shared import Arena, Board, Segment, Slot
-from fdg.runtime.values import Varying
+from fdg.runtime.state import merged
+from fdg.runtime.values import Varying, copied
 from fdg.runtime.wire import Packed, pack
 from fdg.runtime.worker import PULSE, Joined, fingerprint, raise_remote
 
@@ -331,10 +332,43 @@ class Processes:
         remote = self.homes.get(source)
         if remote is None:
             assert self.host is not None
-            from fdg.runtime.values import copied
-
             return copied(self.host.objects(source, keys), {})
         remote.ask("fetch", source, keys)
+        return self.hear([remote])[0]
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        hosts = list(dict.fromkeys(self.homes.values()))
+        for remote in hosts:
+            remote.ask("state")
+        states = self.hear(hosts)
+        return merged([*states, self.host.state()] if self.host is not None else states)
+
+    def load_state(self, state: dict[str, Any]) -> list[str]:
+        hosts = list(dict.fromkeys(self.homes.values()))
+        for remote in hosts:
+            mine = [key for key, home in self.homes.items() if home is remote]
+            remote.ask("load_state", self.part_of(state, mine))
+        lost = [item for answer in self.hear(hosts) for item in answer]
+        return lost + (self.host.load_state(state) if self.host is not None else [])
+
+    def part_of(self, state: dict[str, Any], keys: list[InstanceKey]) -> dict[str, Any]:
+        """Of a run's state what some instances need."""
+        components = {name for key in keys for name in self.parts.fragments[key[0]].components}
+        indices = {index for _, kind, index in keys if kind == "actor"}
+        part = {name: value for name, value in state.items() if name in ("version", "streams")}
+        for name in ("env", "actor"):
+            part[name] = {index: value for index, value in state[name].items() if index in indices}
+        part.update({name: state[name] for name in ("learner", "buffer") if name in components and name in state})
+        return part
+
+    def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
+        remote = self.homes.get(target)
+        if remote is None:
+            assert self.host is not None
+            return self.host.put(target, copied(values, {}))
+        remote.ask("put", target, values)
         return self.hear([remote])[0]
 
     # the learner ------------------------------------------------------------------------------------------------------

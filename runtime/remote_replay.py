@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tensordict import TensorDict
 
-from fdg.runtime.replay import Draw, ReplayBuffer, Router
+from fdg.runtime.replay import Draw, ReplayBuffer, Router, for_shard
 from fdg.runtime.shared import Slot
 
 
@@ -133,6 +133,18 @@ class RemoteBuffer(ReplayBuffer):
         for shard, update in enumerate(updates):
             self.shards.ask(shard, "update", update)
         self.dropped += sum(self.shards.hear(range(self.count)))
+
+    def state(self, *, copy: bool = True) -> dict[str, Any]:
+        self.flush()
+        return {"router": self._opened().state(), "shards": self._all("shard_state"), "dropped": self.dropped}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        router = self._opened()
+        router.load_state(state["router"])
+        for shard in range(self.count):
+            self.shards.ask(shard, "load_shard_state", for_shard(state["shards"], shard, self.count))
+        self.shards.hear(range(self.count))
+        self.dropped = state["dropped"]
 
     def clear(self) -> None:
         self.flush()

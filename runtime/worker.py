@@ -134,6 +134,18 @@ class Worker:
             return value.select(INDEX, PRIORITY, strict=False)
         return value
 
+    def state(self) -> dict[str, Any]:
+        assert self.host is not None
+        return self.host.state()
+
+    def load_state(self, state: dict[str, Any]) -> list[str]:
+        assert self.host is not None
+        return self.host.load_state(state)
+
+    def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
+        assert self.host is not None
+        return self.host.put(target, values)
+
     def parameters(self) -> dict[str, torch.Tensor]:
         return parameters_of(self.learner()._learner)
 
@@ -171,6 +183,14 @@ class Worker:
     def clear(self, fresh: float) -> None:
         assert self.shard is not None
         self.shard.clear(fresh)
+
+    def shard_state(self) -> dict[str, Any]:
+        assert self.shard is not None
+        return self.shard.state(copy=False)
+
+    def load_shard_state(self, state: dict[str, Any]) -> None:
+        assert self.shard is not None
+        self.shard.load_state(state)
 
     def release(self, slots: list[Slot]) -> None:
         for slot in slots:

@@ -1,0 +1,130 @@
+"""Checkpoints of a run: taken between two turns of `train`'s outermost loop, and gone on from, to the same result.
+
+A checkpoint is of the program, not of its fragments: variables by the names they have in `train`, components by what they
+are, replay rows by lane. So a run can go on under another policy, on another engine or with other workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdg.api import Trainer
+from fdg.config import Config
+from fdg.errors import CheckpointError
+from fdg.msrl import MSRL
+from fdg.runtime.boundary import Point
+from fdg.runtime.coordinator import Coordinator
+from fdg.runtime.snapshot import encode, restore, state_of
+from fdg.runtime.state import State, component_state, load_component_state
+
+SELF = "self."
+"""In front of the names of the trainer's attributes."""
+
+
+def take(
+    point: Point,
+    trainer: Trainer,
+    skipped: frozenset[str],
+    msrl: MSRL,
+    coordinator: Coordinator | None,
+    progress: Any,
+) -> State:
+    """The state of a run at a boundary. `skipped` attributes are part of the agent."""
+    values = dict(point.values)
+    names = [name for name in vars(trainer) if name not in ("config", "msrl") and name not in skipped]
+    values.update({SELF + name: vars(trainer)[name] for name in names})
+    if coordinator is not None:
+        values = coordinator.fetched(values)
+    objects = {}
+    for name in [name for name in values if name.startswith(SELF)]:
+        try:
+            encode({name: values[name]}, copy=False)
+        except CheckpointError:  # an object of the user's own class: its state, for one that `__init__` makes
+            objects[name] = state_of(values.pop(name), name)
+    progress.drain()
+    return {
+        "trainer": type(trainer).__name__,
+        "program": program_hash(type(trainer)),
+        "config": plain_config(trainer.config),
+        "point": [point.label, point.turns, point.ended],
+        "values": encode(values),
+        "objects": objects,
+        "components": component_state(msrl) if coordinator is None else coordinator.engine.state(),
+        "random": random_state(),
+        "progress": progress.state(),
+    }
+
+
+def go_on(state: State, trainer: Trainer, msrl: MSRL, coordinator: Coordinator | None, progress: Any) -> tuple[Point, list[str]]:
+    """Give a run that was just built the state of a checkpoint; the point to resume at, and what was lost."""
+    from fdg.runtime.snapshot import decode
+
+    if coordinator is None:
+        lost = load_component_state(msrl, state["components"])
+    else:
+        lost = coordinator.engine.load_state(state["components"])
+        coordinator.version = state["components"].get("version", 0)
+    for name, data in state["objects"].items():
+        restore(getattr(trainer, name.removeprefix(SELF)), data)
+    values = decode(state["values"])
+    if coordinator is not None:
+        values = coordinator.settled(values)
+    for name in [name for name in values if name.startswith(SELF)]:
+        setattr(trainer, name.removeprefix(SELF), values.pop(name))
+    progress.load_state(state["progress"])
+    label, turns, ended = state["point"]
+    return Point(label, turns, ended, values), lost
+
+
+def check(state: State, trainer_class: type[Trainer], where: str) -> None:
+    """Refuse a checkpoint of another program."""
+    if state.get("trainer") != trainer_class.__name__:
+        raise CheckpointError(f"{where} is a checkpoint of {state.get('trainer')}, not of {trainer_class.__name__}")
+    if state["program"] != program_hash(trainer_class):
+        raise CheckpointError(
+            f"{where} was taken with other code of {trainer_class.__name__}: going on with the code of today would be "
+            "neither the one run nor the other; resume with the code of then, or start anew"
+        )
+
+
+def program_hash(trainer_class: type[Trainer]) -> str:
+    """Names the code of a trainer and its bases."""
+    digest = hashlib.sha256()
+    for owner in trainer_class.__mro__:
+        if owner.__module__.startswith("fdg.api") or owner is object:
+            continue
+        for name, function in sorted(vars(owner).items()):
+            code = getattr(function, "__code__", None)
+            if inspect.isfunction(function) and code is not None and not hasattr(function, "__fdg_generated__"):
+                digest.update(f"{name} {code.co_code.hex()} {code.co_consts!r} {code.co_names}".encode())
+    return digest.hexdigest()
+
+
+def plain_config(config: Config) -> dict[str, Any]:
+    """A config's fields that are plain values: an environment given as a function is not."""
+    fields = dataclasses.asdict(config)
+    return {name: value for name, value in fields.items() if not callable(value)}
+
+
+def random_state() -> dict[str, Any]:
+    """The global generators: the driver's own, while `train` runs."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [str(kind), np.array(keys), int(position), int(has_gauss), float(gauss)],  # type: ignore[arg-type]
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(state["numpy"]))
