@@ -55,6 +55,10 @@ class RunError(FdgError):
     """A run that could not go on."""
 
 
+class WorkerLost(RunError):
+    """A worker process has ended; the run goes on from its last checkpoint."""
+
+
 MANY = 20
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fdg.errors import RunError
+from fdg.errors import RunError, WorkerLost
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.forkserver import ForkServer, for_one_run
 from fdg.runtime.inprocess import perform_copied
@@ -37,10 +37,6 @@ from fdg.runtime.worker import PULSE, Joined, fingerprint, raise_remote
 
 DRIVER, BOARD = 0, -1
 """Owners of segments that no worker has."""
-
-
-class WorkerLost(RunError):
-    """A worker has ended."""
 
 
 class Remote:

@@ -6,12 +6,14 @@ are, replay rows by lane. So a run can go on under another policy, on another en
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
-import inspect
 import random
+import textwrap
 from typing import Any
 
+import libcst as cst
 import numpy as np
 import torch
 
@@ -30,6 +32,7 @@ SELF = "self."
 
 def take(
     point: Point,
+    trainer_class: type[Trainer],
     trainer: Trainer,
     skipped: frozenset[str],
     msrl: MSRL,
@@ -50,8 +53,8 @@ def take(
             objects[name] = state_of(values.pop(name), name)
     progress.drain()
     return {
-        "trainer": type(trainer).__name__,
-        "program": program_hash(type(trainer)),
+        "trainer": trainer_class.__name__,
+        "program": program_hash(trainer_class),
         "config": plain_config(trainer.config),
         "point": [point.label, point.turns, point.ended],
         "values": encode(values),
@@ -95,15 +98,14 @@ def check(state: State, trainer_class: type[Trainer], where: str) -> None:
 
 
 def program_hash(trainer_class: type[Trainer]) -> str:
-    """Names the code of a trainer and its bases."""
+    """Names the code of a trainer and its bases, without comments and layout."""
+    from fdg.compiler.source import from_class
+
     digest = hashlib.sha256()
-    for owner in trainer_class.__mro__:
-        if owner.__module__.startswith("fdg.api") or owner is object:
-            continue
-        for name, function in sorted(vars(owner).items()):
-            code = getattr(function, "__code__", None)
-            if inspect.isfunction(function) and code is not None and not hasattr(function, "__fdg_generated__"):
-                digest.update(f"{name} {code.co_code.hex()} {code.co_consts!r} {code.co_names}".encode())
+    for owner in from_class(trainer_class).bases:
+        for name, node in owner.methods.items():
+            text = textwrap.dedent(cst.Module([]).code_for_node(node))
+            digest.update(f"{name} {ast.dump(ast.parse(text))}".encode())
     return digest.hexdigest()
 
 

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
 from fdg.api import Actor, Agent, Trainer
 from fdg.config import Config, make_config
-from fdg.errors import UsageError
+from fdg.errors import CompileError, UsageError, WorkerLost
 from fdg.graph import Graph
+from fdg.msrl import MSRL
 from fdg.registry import find_engine, find_policy
-from fdg.runtime.coordinator import Coordinator, Count, DriverMSRL, global_value
+from fdg.runtime import recovery
+from fdg.runtime.boundary import Boundaries, Point, Stop
+from fdg.runtime.coordinator import Coordinator, DriverMSRL, global_value
 from fdg.runtime.engine import Engine
-from fdg.runtime.environments import Environment
 from fdg.runtime.inprocess import InProcess
 from fdg.runtime.load import load_class
 from fdg.runtime.parts import Parts, actor_environment
+from fdg.runtime.progress import Progress
 from fdg.runtime.replay import ReplayBuffer
+from fdg.runtime.session import Session
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
 from fdg.runtime.weights import _Pickler, parameters_of, sha256
-
-RECENT = 100
-"""Episodes whose mean return is shown during training."""
-
 
 @dataclass
 class Result:
@@ -65,81 +66,6 @@ class Options:
     """Seconds without a sign of life after which a worker counts as lost."""
 
 
-class Progress:
-    """Counts frames and episodes over all environments, and turns `log` calls into rows."""
-
-    def __init__(self, config: Config, observers: Sequence[Any]) -> None:
-        self.config, self.observers = config, observers
-        self.environments: Sequence[Environment | Count] = []
-        self.history: list[dict[str, Any]] = []
-        self.returns: list[float] = []
-        self.told: float | None = None
-        """The mean return by the trainer's own account."""
-        self.episodes = 0
-        self.start = time.perf_counter()
-
-    def frames(self) -> int:
-        return sum(environment.frames for environment in self.environments)
-
-    def drain(self) -> None:
-        for environment in self.environments:
-            finished = environment.drain_episodes()
-            self.episodes += len(finished)
-            self.returns += [value for value, _ in finished]
-        del self.returns[:-RECENT]
-
-    def mean_return(self) -> float | None:
-        """What the trainer logged as `episodic_return` (it may count only some episodes), else the mean of the last."""
-        if self.told is not None:
-            return self.told
-        return sum(self.returns) / len(self.returns) if self.returns else None
-
-    def log(self, step: int, value: Any, metrics: dict[str, Any]) -> None:
-        self.drain()
-        values = plain_numbers(value, metrics)
-        self.told = values.get("episodic_return", self.told)
-        seconds = time.perf_counter() - self.start
-        frames = self.frames()
-        row = {
-            "iteration": int(step),
-            "frames": frames,
-            "episodes": self.episodes,
-            "seconds": seconds,
-            "frames_per_second": frames / seconds if seconds else 0.0,
-            "episodic_return": self.mean_return(),
-            "values": values,
-        }
-        self.history.append(row)
-        for observer in self.observers:
-            observer.on_log(row)
-
-
-def plain_numbers(value: Any, metrics: dict[str, Any]) -> dict[str, float]:
-    """Logged values as plain numbers: tensors by their mean, TensorDicts and dicts entry by entry."""
-    out: dict[str, float] = {}
-
-    def put(name: str, item: Any) -> None:
-        if isinstance(item, TensorDictBase):
-            item = item.to_dict()
-        if isinstance(item, dict):
-            for key, inner in item.items():
-                put(f"{name}/{key}" if name else str(key), inner)
-        elif isinstance(item, torch.Tensor):
-            if item.numel():
-                number = item.detach()
-                out[name or "loss"] = float(number if number.numel() == 1 else number.double().mean())
-        elif isinstance(item, (bool, int, float)) or hasattr(item, "__float__"):
-            out[name or "loss"] = float(item)
-        elif isinstance(item, (list, tuple)) and item and all(isinstance(part, (bool, int, float)) for part in item):
-            out[name or "loss"] = sum(map(float, item)) / len(item)
-
-    if value is not None:
-        put("", value)
-    for name, item in metrics.items():
-        put(name, item)
-    return out
-
-
 def launch(
     trainer_class: type[Trainer],
     config: Config | None = None,
@@ -154,14 +80,22 @@ def launch(
     observers: Iterable[Any] = (),
     passes: Iterable[str] | None = None,
     graph: Graph | None = None,
+    checkpoint_every: int = 0,
+    folder: str | Path | None = None,
+    resume: str | Path | None = None,
+    deadline: float = 60.0,
+    notice: Callable[[str], None] | None = None,
     **overrides: Any,
 ) -> Result:
     """Train. The result depends on the trainer and its config alone, not on policy, engine or workers.
 
     >>> launch(DQN, iterations=5, seed=7, policy="single_learner_coarse").params_sha256          # doctest: +SKIP
 
-    `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is projected here. Keyword arguments that are
-    not launch options override fields of the config.
+    `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is
+    projected here. A checkpoint is taken every `checkpoint_every` turns of the outermost loop, and written to `folder` if
+    there is one; `resume` goes on from a checkpoint, or from the newest in a run folder, with the config it was taken
+    with. A worker that is lost, or silent for `deadline` seconds, is told to `notice`. Keyword arguments that are not
+    launch options override fields of the config.
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
@@ -169,33 +103,57 @@ def launch(
             f"workers is {workers}, sample_parallelism is {sample_parallelism}; the engine 'inprocess' has one process and asks "
             "for one sample at a time: leave both out, or choose --engine process"
         )
+    session = Session(checkpoint_every, folder, notice or say)
+    if resume is not None:
+        session.open(resume, trainer_class)
+        saved = dict(session.last["config"])
+        config = make_config(trainer_class.config_class(), {**saved, **overrides}) if config is None else config
+        overrides = {}
     if config is None or overrides:
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy(policy)
+    options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
-    run = None
     try:
-        options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes)
-        run = Run(trainer_class, config, chosen, tuple(observers), options)
-        return run.go(graph)
+        while True:
+            run = None
+            try:
+                run = Run(trainer_class, config, chosen, tuple(observers), options, session)
+                return run.go(graph)
+            except WorkerLost as error:
+                session.lost(error)
+            finally:
+                if run is not None:
+                    run.close()
     finally:
         torch.set_num_threads(before)
-        if run is not None:
-            run.close()
+
+
+def say(text: str) -> None:
+    print(f"fdg: {text}", file=sys.stderr, flush=True)
 
 
 class Run:
-    """One run, from building the parts to the result."""
+    """One run, from building the parts to the result; or, after a worker was lost, one more attempt at it."""
 
     def __init__(
-        self, trainer_class: type[Trainer], config: Config, policy: Any, observers: Sequence[Any], options: Options
+        self,
+        trainer_class: type[Trainer],
+        config: Config,
+        policy: Any,
+        observers: Sequence[Any],
+        options: Options,
+        session: Session,
     ) -> None:
         self.trainer_class, self.config, self.policy, self.options = trainer_class, config, policy, options
+        self.session = session
         self.progress = Progress(config, observers)
+        self.progress.reported = session.reported
         self.observers = observers
         self.engine: Engine | None = None
+        self.coordinator: Coordinator | None = None
         self.streams = Streams(config.seed)
         environment = actor_environment(config, self.streams, 0)
         self.spec = environment.spec
@@ -217,39 +175,106 @@ class Run:
             )
         self.parts = Parts(trainer_class, config, self.agent, self.buffer, self.spec, sample_work=options.sample_work)
         self.parts.streams, self.parts.environments[0] = self.streams, environment
+        self.shared_attributes = self.shared_with_agent()
 
     def close(self) -> None:
+        self.session.reported = self.progress.reported
         if self.engine is not None:
             self.engine.stop()
         self.parts.close()
 
     def go(self, graph: Graph | None) -> Result:
-        untouched = self.policy.name == "local" and self.config.actors == 1 and graph is None
-        coordinator = None
-        if untouched:
+        if self.policy.name == "local" and self.config.actors == 1 and graph is None:
             graph = self.try_project() if self.observers else None
-            msrl, trainer = self.parts.local(self.progress.log), self.trainer
-            self.progress.environments = [self.parts.environment(0)]
+            trainer, msrl = self.whole()
         else:
             graph = graph or self.project(self.options.passes)
-            self.check_shared_state(graph)
-            own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
-            self.parts.attributes = own
-            self.engine = self.start_engine(self.parts.with_graph(graph))
-            coordinator = Coordinator(graph, self.engine, self.parts.instance_keys(), self.config.actors)
-            coordinator.weight_bytes = sum(math.prod(size) * 4 for _, _, size, _ in self.parts.places)
-            self.progress.environments = coordinator.counts
-            driver = load_class(self.trainer_class, graph.driver, graph.driver_map, self.parts.files["driver"])
-            trainer = driver.__new__(driver)
-            vars(trainer).update(vars(self.trainer))
-            msrl = DriverMSRL(coordinator, config=self.config, streams=self.streams, log=self.log_joined)
+            trainer, msrl = self.fragments(graph)
         trainer.msrl = msrl
-        for observer in self.observers:
-            observer.on_start(self.config, graph)
+        state = self.session.state()
+        point = None
+        if state is not None:
+            point, lost = recovery.go_on(state, trainer, msrl, self.coordinator, self.progress)
+            for item in lost:
+                self.session.notice(item)
+        if self.session.wanted:
+            msrl.attach(Boundaries(lambda point: self.boundary(point, trainer, msrl), point))
+        if not self.session.started:
+            self.session.started = True
+            for observer in self.observers:
+                observer.on_start(self.config, graph)
         self.progress.start = time.perf_counter()
-        with self.streams.of("driver"):
+        with self.streams.of("driver"), self.session.interruptible():
+            if state is not None:
+                recovery.set_random_state(state["random"])
             returned = trainer.train()
-        seconds = time.perf_counter() - self.progress.start
+        return self.result(trainer, returned, msrl, graph)
+
+    def whole(self) -> tuple[Any, MSRL]:
+        """Everything in one place: the user's own objects and loop."""
+        msrl, trainer = self.parts.local(self.progress.log), self.trainer
+        self.progress.environments = [self.parts.environment(0)]
+        if self.session.wanted:
+            from fdg.compiler.source import from_class
+
+            made = self.resumable(from_class(self.trainer_class))
+            if made is not None:
+                file = Path(made.boundaries[0].file).with_suffix(".resumable")
+                trainer = self.instance_of(load_class(self.trainer_class, made.source, made.line_map, file))
+        return trainer, msrl
+
+    def fragments(self, graph: Graph) -> tuple[Any, MSRL]:
+        """The driver of the graph's fragments, which the engine hosts."""
+        self.check_shared_state(graph)
+        own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
+        self.parts.attributes = own
+        self.engine = self.start_engine(self.parts.with_graph(graph))
+        coordinator = Coordinator(graph, self.engine, self.parts.instance_keys(), self.config.actors)
+        coordinator.weight_bytes = sum(math.prod(size) * 4 for _, _, size, _ in self.parts.places)
+        self.coordinator, self.progress.environments = coordinator, coordinator.counts
+        source, line_map, file = graph.driver, graph.driver_map, self.parts.files["driver"]
+        if self.session.wanted:
+            from fdg.compiler.source import from_class
+
+            text = file.read_text()
+            made = self.resumable(from_class(self.trainer_class), text, line_map if text == source else [], str(file))
+            if made is not None:
+                source, line_map, file = made.source, made.line_map, file.with_suffix(".resumable")
+        driver = load_class(self.trainer_class, source, line_map, file)
+        msrl = DriverMSRL(coordinator, config=self.config, streams=self.streams, log=self.log_joined)
+        return self.instance_of(driver), msrl
+
+    def instance_of(self, generated: Any) -> Any:
+        trainer = generated.__new__(generated)
+        vars(trainer).update(vars(self.trainer))
+        return trainer
+
+    def resumable(self, *what: Any) -> Any:
+        """`train` with boundaries; None where it can have none and nobody asked for checkpoints."""
+        from fdg.compiler.resume import resumable
+
+        try:
+            return resumable(*what)
+        except CompileError:
+            if self.session.every or self.session.last is not None:
+                raise
+            self.session.wanted = False
+            return None
+
+    def boundary(self, point: Point, trainer: Any, msrl: MSRL) -> None:
+        """Between two turns of the outermost loop: a checkpoint if one is due, and the end if it was asked for."""
+        if not self.session.due(point):
+            return
+        skipped = self.shared_attributes
+        self.session.keep(
+            recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress)
+        )
+        if self.session.stopping:
+            raise Stop
+
+    def result(self, trainer: Any, returned: Any, msrl: MSRL, graph: Graph | None) -> Result:
+        coordinator = self.coordinator
+        seconds = self.progress.seconds()
         self.progress.drain()
         for name, value in vars(trainer).items():
             if isinstance(value, (Handle, Varying)):
@@ -326,17 +351,17 @@ class Run:
 
     # state that would be two copies --------------------------------------------------------------------------------------
 
-    shared_attributes: frozenset[str] = frozenset()
+    def shared_with_agent(self) -> frozenset[str]:
+        """The trainer's attributes that are part of the agent."""
+        names = [name for name in vars(self.trainer) if name not in ("config", "msrl")]
+        if not names:
+            return frozenset()
+        inside = reachable_ids(self.agent) - reachable_ids(self.config) - reachable_ids(self.spec)
+        return frozenset(name for name in names if reachable_ids(vars(self.trainer)[name]) & inside)
 
     def check_shared_state(self, graph: Graph) -> None:
         """Refuse a `train` that reaches into the agent through the trainer: in fragments it would see a copy."""
-        ignored = reachable_ids(self.config) | reachable_ids(self.spec)
-        inside = reachable_ids(self.agent) - ignored
-        shared = set()
-        for name, value in vars(self.trainer).items():
-            if name not in ("config", "msrl") and reachable_ids(value) & inside:
-                shared.add(name)
-        self.shared_attributes = frozenset(shared)
+        shared = self.shared_attributes
         if not shared:
             return
         from fdg.compiler.source import from_class

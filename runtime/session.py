@@ -1,0 +1,94 @@
+"""A session: what outlasts the attempts at one run. A run that loses a worker is built anew and goes on from here."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fdg.api import Trainer
+from fdg.errors import WorkerLost
+from fdg.runtime import checkpoint, recovery
+from fdg.runtime.boundary import Point
+
+ATTEMPTS = 5
+"""How often a run may lose workers without getting any further."""
+
+
+class Session:
+    """Checkpoints of a run, losses so far, and whether it is to stop."""
+
+    def __init__(self, every: int, folder: str | Path | None, notice: Callable[[str], None]) -> None:
+        self.every, self.notice = every, notice
+        self.folder = Path(folder) if folder is not None else None
+        self.last: Any = None
+        """The newest checkpoint: its state, or where it is."""
+        self.number = 0
+        """Boundaries passed."""
+        self.wanted = bool(every or folder)
+        """Whether `train` is to have boundaries."""
+        self.started = False
+        self.reported = 0
+        self.stopping = False
+        self._losses = 0
+        self._lost_at = -1
+
+    def open(self, path: str | Path, trainer_class: type[Trainer]) -> None:
+        """Begin with a checkpoint."""
+        file = checkpoint.latest(path)
+        state = checkpoint.load(file)
+        recovery.check(state, trainer_class, str(file))
+        self.last, self.wanted = state, True
+        self.number = state["number"]
+        self.reported = len(state["progress"]["history"])
+
+    def state(self) -> dict[str, Any] | None:
+        """The state to go on from; None to begin."""
+        state = checkpoint.load(self.last) if isinstance(self.last, Path) else self.last
+        if state is not None:
+            self.number = state["number"]
+        return state
+
+    def due(self, point: Point) -> bool:
+        """Whether a checkpoint is to be taken at a boundary."""
+        if not point.ended:
+            self.number += 1
+        if self.stopping:
+            return True
+        return bool(self.every) and (point.ended or (self.number > 1 and (self.number - 1) % self.every == 0))
+
+    def keep(self, state: dict[str, Any]) -> None:
+        state["number"] = self.number
+        self.last = state if self.folder is None else checkpoint.write(self.folder, self.number, state)
+
+    def lost(self, error: WorkerLost) -> None:
+        """A worker is gone: say so, or give up."""
+        at = self.number if self.last is not None else 0
+        self._losses = self._losses + 1 if at == self._lost_at else 1
+        self._lost_at = at
+        if self._losses > ATTEMPTS:
+            raise error
+        where = "the last checkpoint" if self.last is not None else "the beginning"
+        self.notice(f"{error}; the run goes on from {where}")
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C once stops at the next boundary, with a checkpoint; twice, at once."""
+        if self.folder is None or not self.wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(*_: Any) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.notice("stopping at the end of this iteration, with a checkpoint; Ctrl-C again to stop at once")
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
