@@ -311,8 +311,8 @@ class Coordinator:
                 if key is not None and not isinstance(item, ATOMS) and item is not UNBOUND:
                     places.setdefault(key, []).append((name, index))
         for key, names in places.items():
-            items = tuple(values[n][i] if isinstance(values[n], Varying) else values[n] for n, i in names)
-            for (name, index), stored in zip(names, self.engine.put(key, items), strict=True):
+            objects = tuple(values[n][i] if isinstance(values[n], Varying) else values[n] for n, i in names)
+            for (name, index), stored in zip(names, self.engine.put(key, objects), strict=True):
                 handle = self.shelves[key].handle(stored)
                 if isinstance(settled[name], Varying):
                     settled[name][index] = handle

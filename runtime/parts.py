@@ -43,9 +43,12 @@ class Parts:
     fragments: dict[str, Fragment] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     sample_work: int = 0
+    edges: list[tuple[str, str, str]] = field(default_factory=list)
+    """(source, target, value), for what is said of a run."""
 
     def with_graph(self, graph: Graph) -> Parts:
         self.fragments, self.files = graph.fragments, write_sources(graph)
+        self.edges = [(edge.source, edge.target, edge.value) for edge in graph.edges]
         return self
 
     @cached_property

@@ -257,7 +257,9 @@ class Processes:
         fragment = self.parts.fragments[task.instance[0]]
         region = next(region for region in fragment.regions if region.name == task.region)
         lines = f"{os.path.basename(region.file)}:{region.lines[0]}-{region.lines[1]}"
-        sent = ", ".join(f"{fragment.name} → … `{out.name}`" for out in task.outputs)
+        values = {out.name for out in task.outputs}
+        waiting = [edge for edge in self.parts.edges if edge[0] == fragment.name and edge[2] in values]
+        sent = ", ".join(f"{source} → {target} `{value}`" for source, target, value in waiting)
         return f"{fragment.name}.{region.name} ({lines})" + (f", for the edges {sent}" if sent else "")
 
     def locate(self, task: Task, target: Remote, mine: list[Slot]) -> dict[Any, Any]:

@@ -65,7 +65,9 @@ def take(
     }
 
 
-def go_on(state: State, trainer: Trainer, msrl: MSRL, coordinator: Coordinator | None, progress: Any) -> tuple[Point, list[str]]:
+def go_on(
+    state: State, trainer: Trainer, msrl: MSRL, coordinator: Coordinator | None, progress: Any
+) -> tuple[Point, list[str]]:
     """Give a run that was just built the state of a checkpoint; the point to resume at, and what was lost."""
     from fdg.runtime.snapshot import decode
 

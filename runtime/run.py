@@ -33,6 +33,7 @@ from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
 from fdg.runtime.weights import _Pickler, parameters_of, sha256
 
+
 @dataclass
 class Result:
     """What a run left behind."""

@@ -21,7 +21,8 @@ def component_state(msrl: MSRL) -> State:
     state: State = {"env": {}, "actor": {}, "streams": {}}
     streams = []
     if msrl._env is not None:
-        state["env"][msrl.index] = msrl._env.state()
+        env: Any = msrl._env
+        state["env"][msrl.index] = env.state() if hasattr(env, "state") else state_of(env)
         streams.append(("env", msrl.index))
     if msrl._actor is not None:
         state["actor"][msrl.index] = state_of(msrl._actor)
@@ -41,7 +42,13 @@ def load_component_state(msrl: MSRL, state: State) -> list[str]:
     lost = []
     streams = []
     if msrl._env is not None:
-        reason = msrl._env.load_state(state["env"][msrl.index])
+        env: Any = msrl._env
+        saved = state["env"][msrl.index]
+        reason = None
+        if hasattr(env, "load_state"):
+            reason = env.load_state(saved)
+        else:
+            restore(env, saved)
         if reason is not None:
             lost.append(f"the environments of actor {msrl.index} begin new episodes: {reason}")
         streams.append(("env", msrl.index))
