@@ -27,9 +27,10 @@ from fdg.algorithms.reinforce import REINFORCE, REINFORCEConfig
 from fdg.errors import CheckpointError, UsageError
 from fdg.runtime import checkpoint
 from fdg.runtime.checkpoint import decode, encode, latest, load, restore, save, state_of, write
-from fdg.runtime.environments import make_env
+from fdg.runtime.environments import make_env, step_mdp
 from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
+from fdg.runtime.streams import Streams
 from fdg.runtime.values import UNBOUND, Varying
 from fdg.runtime.weights import parameters_of, sha256, shared_places
 
@@ -683,6 +684,63 @@ def test_the_state_of_another_buffer_is_refused(here, actors, words):
         here.open(actors).load_state(state)
     for word in words:
         assert word in str(error.value)
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """DQN by hand: all the parts of a run that have a state."""
+
+    def __init__(self, env: str, seed: int, shards: int) -> None:
+        torch.manual_seed(seed)
+        self.streams = Streams(7)
+        self.env = make_env(env, 4, seed=3)
+        self.agent = DQN(DQNConfig(hidden_dim=16)).agent(self.env.spec)
+        self.buffer = ReplayBuffer(200, prioritized=True).open(1, shards)
+        self.td = self.env.reset()
+
+    def turn(self) -> float:
+        for _ in range(5):
+            with self.streams.of("actor"):
+                self.td = self.agent.actor.act(self.td, 0.3)
+            self.td = self.env.step(self.td)
+            self.buffer.insert(0, self.td)
+            self.td = step_mdp(self.td)
+        with self.streams.of("buffer"):
+            batch = self.buffer.sample(16)
+        loss = self.agent.learner.learn(batch)
+        self.buffer.update_priority(batch)
+        return loss.item()
+
+    def state(self) -> dict[str, Any]:
+        parts = {"agent": state_of(self.agent), "values": encode({"td": self.td})}
+        return {
+            **parts,
+            "env": self.env.state(),
+            "replay": self.buffer.state(copy=False),
+            "streams": self.streams.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        restore(self.agent, state["agent"])
+        assert self.env.load_state(state["env"]) is None
+        self.buffer.load_state(state["replay"])
+        self.streams.load_state(state["streams"])
+        self.td = decode(state["values"])["td"]
+
+
+@pytest.mark.parametrize("env", ["cartpole", "acrobot"])
+def test_a_whole_run_goes_on_to_the_bit(env, tmp_path):
+    run, resumed = Loop(env, 0, 1), Loop(env, 1, 3)
+    for _ in range(12):
+        run.turn()
+    write(tmp_path, 12, run.state())
+    expected = [run.turn() for _ in range(12)]
+    resumed.load_state(load(latest(tmp_path)))
+    assert [resumed.turn() for _ in range(12)] == expected
+    assert sha256(parameters_of(run.agent.learner)) == sha256(parameters_of(resumed.agent.learner))
+    assert run.env.episodes == resumed.env.episodes
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
