@@ -47,11 +47,17 @@ class DQNConfig(Config):
     """Chance of a random action in the end."""
     exploration_fraction: float = 0.1
     """Part of the iterations over which epsilon falls from start to end."""
+    prioritized: bool = False
+    """Draw rows in proportion to their temporal-difference error (Schaul et al., 2016)."""
+    alpha: float = 0.6
+    """How much the error counts in prioritized draws; 0 draws uniformly."""
+    beta: float = 0.4
+    """How far importance weights make up for prioritized draws; 1 does fully."""
 
     def validate(self) -> None:
         super().validate()
         self.at_least(1, "steps", "updates", "buffer_size", "batch_size", "hidden_dim")
-        self.at_least(0, "learning_starts", "lr", "max_grad_norm")
+        self.at_least(0, "learning_starts", "lr", "max_grad_norm", "alpha", "beta")
         self.between(0, 1, "gamma", "tau", "epsilon_start", "epsilon_end", "exploration_fraction")
         if self.learning_starts > self.buffer_size:
             raise UsageError(
@@ -116,7 +122,8 @@ class DQN(Trainer):
         return Agent(QActor(network, spec.n_actions), QLearner(network, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
-        return ReplayBuffer(self.config.buffer_size)
+        config = self.config
+        return ReplayBuffer(config.buffer_size, prioritized=config.prioritized, alpha=config.alpha, beta=config.beta)
 
     def epsilon(self, i: int) -> float:
         """Falls linearly from start to end, then stays."""
@@ -137,4 +144,6 @@ class DQN(Trainer):
                 for _ in range(self.config.updates):
                     batch = self.msrl.replay_buffer_sample(self.config.batch_size)
                     loss = self.msrl.agent_learn(batch)
+                    if self.config.prioritized:
+                        self.msrl.replay_buffer_update_priority(batch)
             self.msrl.log(i, loss=loss, epsilon=epsilon)

@@ -167,8 +167,8 @@ class Instance:
     def report(self) -> dict[str, Any]:
         """What happened here since the last report."""
         record, env = self.msrl.record, self.msrl._env
-        seen = {"phases": record.phases, "version": self.msrl.version}
-        record.phases = dict.fromkeys(record.phases, 0.0)
+        seen: dict[str, Any] = {"phases": dict(record.phases), "version": self.msrl.version}
+        record.phases.update(dict.fromkeys(record.phases, 0.0))
         if env is not None:
             seen.update(frames=env.frames, episodes=env.drain_episodes())
         return seen

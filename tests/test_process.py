@@ -120,11 +120,8 @@ def test_workers_do_not_change_the_result(policy: str, workers: int) -> None:
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("parallel", [1, 2, 4])
 def test_dqn_with_four_shards(prioritized: bool, parallel: int) -> None:
-    if prioritized and not hasattr(DQN.config_class(), "prioritized"):
-        pytest.skip("DQN has no prioritized option")
     small = dict(iterations=2, actors=4, replay_shards=4, seed=3, learning_starts=8, steps=4, updates=2, batch_size=8)
-    if prioritized:
-        small["prioritized"] = True
+    small["prioritized"] = prioritized
     expected = launch(DQN, policy=COARSE, **small)
     seen = launch(DQN, policy=SHARDED, engine="process", workers=2, sample_parallelism=parallel, **small)
     assert seen.params_sha256 == expected.params_sha256
@@ -203,6 +200,14 @@ def test_an_exception_ends_in_the_users_line() -> None:
         launch(FailingTrainer, policy=COARSE, engine="process", actors=2)
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
     assert Path(last.filename).name == "test_process.py" and "▶" in last.line
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "process"])
+def test_time_is_told_by_phase(engine: str) -> None:
+    metrics = launch(QLike, policy=SHARDED, engine=engine, actors=2, iterations=5).metrics
+    phases = metrics["phases"]
+    assert all(phases[name] > 0 for name in ("collect", "sample", "learn"))
+    assert sum(phases.values()) <= metrics["seconds"]
 
 
 def test_nothing_is_left_after_a_run() -> None:
