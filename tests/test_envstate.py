@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,13 @@ def counters(env: Environment) -> dict[str, Any]:
     return {"frames": env.frames, "episodes": list(env.episodes), "lengths": env._lengths.tolist(), "spaces": spaces}
 
 
+def near_the_limit(env: Environment) -> None:
+    """Let long episodes end soon, each row at another step."""
+    for row, one in enumerate(getattr(env._rows.vector, "envs", ())):
+        if isinstance(one, gymnasium.wrappers.TimeLimit) and one._max_episode_steps >= 100:
+            one._elapsed_steps = one._max_episode_steps - 6 - row
+
+
 def same(one: list[Any], other: list[Any]) -> bool:
     def equal(a: Any, b: Any) -> bool:
         return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
@@ -64,9 +72,9 @@ def same(one: list[Any], other: list[Any]) -> bool:
     [
         ("cartpole", "attributes", 45, 60),
         ("acrobot", "attributes", 70, 60),
-        ("mountaincar", "attributes", 190, 30),  # ends by its time limit
+        ("mountaincar", "attributes", 30, 30),
         ("mountaincarcontinuous", "attributes", 20, 20),
-        ("pendulum", "attributes", 190, 30),
+        ("pendulum", "attributes", 30, 30),
         ("halfcheetah", "attributes", 30, 25),
         ("hopper", "attributes", 60, 60),
         ("walker2d", "attributes", 60, 60),
@@ -87,11 +95,12 @@ def same(one: list[Any], other: list[Any]) -> bool:
 def test_a_restored_environment_goes_on_alike(name, how, before, after, tmp_path):
     env = make_env(name, 3, seed=5)
     td, _ = run(env, env.reset(), before, 1)
+    near_the_limit(env)
     state = env.state()
     assert state["rows"]["how"] == how
     save(tmp_path / "x.fdg", {"env": state, "td": td})
     _, expected = run(env, td, after, 2)
-    assert any(entry["done"].any() for entry in expected if "done" in entry) or how == "attributes"
+    assert any(entry["done"].any() for entry in expected if "done" in entry)
     saved = load(tmp_path / "x.fdg")
     resumed = make_env(name, 3, seed=6)
     assert resumed.load_state(saved["env"]) is None
