@@ -8,7 +8,7 @@ TYPES := build/types
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-slow check format docs bench clean
+.PHONY: help env run test test-slow test-matrix check format docs bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,10 +31,13 @@ run: env  ## DQN learns CartPole-v1 in this process; fails below a mean return o
 	  print(f"mean return over 100 evaluation episodes: {mean:.1f} (the goal is 475)"); sys.exit(mean < 475)'
 
 test: env  ## the tests
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not matrix'
 
 test-slow: env  ## the longer studies
 	$(BIN)/python -m pytest -m slow
+
+test-matrix: env  ## one result under every policy, engine, number of workers and seed: all combinations
+	$(BIN)/python -m pytest -m matrix tests/test_matrix.py
 
 # mypy sees the files of an editable install only where the import system does, so it gets the package as a wheel has it.
 check: env  ## ruff (rules and format) and mypy

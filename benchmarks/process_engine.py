@@ -62,7 +62,10 @@ def collect(workers: int) -> Result:
     )
 
 
-WORKLOADS: dict[str, tuple[Callable[[int], Result], str]] = {"sample": (sample, "sample"), "collect": (collect, "collect")}
+WORKLOADS: dict[str, tuple[Callable[[int], Result], str]] = {
+    "sample": (sample, "sample"),
+    "collect": (collect, "collect"),
+}
 
 
 def compare(name: str, repeats: int) -> bool:
