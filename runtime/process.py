@@ -26,7 +26,7 @@ from fdg.errors import RunError, WorkerLost
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.forkserver import ForkServer, for_one_run
 from fdg.runtime.inprocess import perform_copied
-from fdg.runtime.instance import From, Host, InstanceKey, LocalWeights, Reply, Task
+from fdg.runtime.instance import From, Here, Host, InstanceKey, LocalWeights, Reply, Task
 from fdg.runtime.parts import Parts, prepare_to_send
 from fdg.runtime.remote_replay import LazyBatch, Ref, RemoteBuffer, uses_of
 from fdg.runtime.shared import Arena, Board, Segment, Slot
@@ -265,7 +265,9 @@ class Processes:
     def locate(self, task: Task, target: Remote, mine: list[Slot]) -> dict[Any, Any]:
         """Where the objects are that a task brings from other instances."""
         given: dict[Any, Any] = {}
-        for value in _brought(task.inputs):
+        for value in _items(task.inputs):
+            if not isinstance(value, From):
+                continue
             name = (value.source, value.keys)
             home = self.homes.get(value.source)
             if name in given or home is target:
@@ -300,9 +302,9 @@ class Processes:
         store = self.host.instances[task.instance].store
         sizes: dict[str, int] = {}
         inputs = {name: self.enter_here(name, value, uses, sizes) for name, value in task.inputs.items()}
-        for key, value in list(store.objects.items()):
-            if isinstance(value, LazyBatch) and any(item == (key,) for item in _here(task.inputs)):
-                store.put(key, value.batch())
+        for item in _items(task.inputs):
+            if isinstance(item, Here) and isinstance(lazy := store.objects[item.key], LazyBatch):
+                store.put(item.key, lazy.batch())
         self.buffer.lazy = uses.passes
         reply = perform_copied(self.host, task._replace(inputs=inputs), self.fetch)
         self.buffer.flush()
@@ -413,16 +415,9 @@ class _Shards:
         return self.engine.library.read(slot)
 
 
-def _brought(inputs: dict[str, Any]) -> list[From]:
-    values = [item for value in inputs.values() for item in (value if isinstance(value, Varying) else [value])]
-    return [value for value in values if isinstance(value, From)]
-
-
-def _here(inputs: dict[str, Any]) -> list[Any]:
-    from fdg.runtime.instance import Here
-
-    values = [item for value in inputs.values() for item in (value if isinstance(value, Varying) else [value])]
-    return [tuple(value) for value in values if isinstance(value, Here)]
+def _items(inputs: dict[str, Any]) -> list[Any]:
+    """The values of a task, one by one."""
+    return [item for value in inputs.values() for item in (value if isinstance(value, Varying) else [value])]
 
 
 def _slots_of(where: Slot | Joined) -> tuple[Slot, ...]:
