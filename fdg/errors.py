@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FdgError(Exception):
@@ -22,18 +22,28 @@ class UsageError(FdgError):
 class CompileError(UsageError):
     """A trainer that cannot be projected onto the policy's fragments.
 
-    Carries the place in the user's source; printing it shows the line with a caret below the expression.
+    Carries the place in the user's source; printing it shows the line with a caret below the expression, then `notes`:
+    how it came about, step by step.
     """
 
     def __init__(
-        self, reason: str, *, file: str = "", line: int = 0, column: int = 0, source: str = "", hint: str = ""
+        self,
+        reason: str,
+        *,
+        file: str = "",
+        line: int = 0,
+        column: int = 0,
+        source: str = "",
+        hint: str = "",
+        notes: Sequence[str] = (),
     ) -> None:
         self.reason, self.file, self.line, self.column = reason, file, line, column
-        self.source, self.hint = source.rstrip(), hint
+        self.source, self.hint, self.notes = source.rstrip(), hint, list(notes)
         where = f"{file}:{line}:{column + 1}: " if file else ""
         lines = [f"{where}{reason}"]
         if self.source:
             lines += [f"    {self.source}", "    " + " " * column + "^"]
+        lines += self.notes
         if hint:
             lines.append(f"write instead: {hint}")
         super().__init__("\n".join(lines))

@@ -29,6 +29,7 @@ class Port:
 
     `how`: of a `value` the driver gets a copy with the reply, a `resident` one stays where it is. Either way an object
     stays in its fragment and the driver holds a handle to it; what is `plain` (a number, a string) has no handle.
+    `bound`: the region may assign it; else an output is what entered, changed in place.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Port:
     varying: bool = False
     maybe_unbound: bool = False
     plain: Literal["yes", "maybe", "no"] = "no"
+    bound: bool = True
 
 
 @dataclass

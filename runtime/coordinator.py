@@ -26,7 +26,20 @@ from fdg.graph import DRIVER, Graph, Region
 from fdg.msrl import MSRL, PHASES
 from fdg.runtime.engine import Engine
 from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task, modes
-from fdg.runtime.values import ATOMS, UNBOUND, Handle, Home, Return, Shelf, Varying, copied, join, nbytes, reach
+from fdg.runtime.values import (
+    ATOMS,
+    UNBOUND,
+    Handle,
+    Home,
+    Return,
+    Shelf,
+    Unbound,
+    Varying,
+    copied,
+    join,
+    nbytes,
+    reach,
+)
 
 
 class Count:
@@ -58,6 +71,7 @@ class Coordinator:
         """The version of the weights that each instance has."""
         self.learner = next((name for name, part in graph.fragments.items() if "learner" in part.components), "")
         self.weight_bytes = 0
+        self.environments = next((name for name, part in graph.fragments.items() if "env" in part.components), "")
         self.regions = {(region.fragment, region.name): region for region in graph.regions()}
         self.sent = {(edge.source, edge.value) for edge in graph.edges if DRIVER not in (edge.source, edge.target)}
 
@@ -75,26 +89,36 @@ class Coordinator:
         self.calls[f"{fragment}.{name}"] += 1
         inputs = {port.name: arguments[argument(port.name)] for port in region.inputs}
         if region.per != "actor":
-            return self.run(region, [((fragment, "one", 0), inputs)])[0]
+            return self.run(region, [((fragment, "one", 0), inputs, set(inputs))])[0]
         indices = range(self.actors) if self.turn is None else [self.turn]
-        results = self.run(
-            region,
-            [
-                (
-                    (fragment, "actor", index),
-                    {name: value[index] if isinstance(value, Varying) else value for name, value in inputs.items()},
-                )
-                for index in indices
-            ],
-        )
-        if self.turn is not None or self.actors == 1:
+        own = {name for name, value in inputs.items() if isinstance(value, Varying)}
+        alone = len(indices) == 1
+        if alone:
+            varying, lend = set(), set(inputs)
+        else:
+            # What all actors change alike must not change under those that have not begun yet.
+            self.take(*(inputs[name] for name in region.restores if name not in own))
+            # A number cannot be changed in place: one that all actors got is still one number.
+            kept = {p.name for p in region.outputs if not p.bound and p.name not in own and plain(inputs[p.name])}
+            varying = {port.name for port in region.outputs if port.varying} - kept
+            # A global object that becomes varying here is nobody's any more.
+            lend = set(inputs) - (varying - own)
+        calls = [
+            (
+                (fragment, "actor", index),
+                {name: value[index] if name in own else value for name, value in inputs.items()},
+                lend if index == indices[0] else lend & own,
+            )
+            for index in indices
+        ]
+        results = self.run(region, calls)
+        if alone or not region.outputs:
             return results[0]
-        if not region.outputs:
-            return None
         if len(region.outputs) == 1:
             results = [(result,) for result in results]
+        # What is global is the first actor's: it is the same for all.
         joined = tuple(
-            Varying(values) if port.varying else values[0]
+            Varying(values) if port.name in varying else values[0]
             for port, values in zip(region.outputs, zip(*results, strict=True), strict=True)
         )
         return joined[0] if len(joined) == 1 else joined
@@ -102,33 +126,36 @@ class Coordinator:
     def names(self, fragment: str) -> str:
         return ", ".join(name for owner, name in self.regions if owner == fragment) or "none"
 
-    def run(self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any]]]) -> list[Any]:
-        """Run a region on some instances."""
+    def run(self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any], set[str]]]) -> list[Any]:
+        """Run a region on some instances: what each gets, and of what the driver's own objects come back changed."""
         start = perf_counter()
-        # An object that several actors got a copy of is nobody's own any more.
-        lend = self.turn is not None or region.per != "actor" or self.actors == 1
-        tasks = [self.task(region, key, inputs, lend) for key, inputs in calls]
+        tasks = [self.task(region, key, inputs, lend) for key, inputs, lend in calls]
         replies = self.engine.call(tasks)
         self.account(tasks, replies, perf_counter() - start)
         return [
             self.finish(region, self.shelves[key], inputs, task, reply)
-            for (key, inputs), task, reply in zip(calls, tasks, replies, strict=True)
+            for (key, inputs, _), task, reply in zip(calls, tasks, replies, strict=True)
         ]
 
-    def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: bool) -> Task:
+    def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: set[str]) -> Task:
         """What an instance is asked to do."""
         lent: dict[int, Any] = {}
+        may_return = lend
         brought: dict[int, dict[int, int]] = {}
         for value in inputs.values():
             self.note_foreign(self.shelves[key], value, brought)
-        entering = {argument(n): self.enter(key, n, value, lent, brought) for n, value in inputs.items()}
-        lend = lend and bool(lent)
+        entering = {
+            argument(name): self.enter(key, name, value, lent if name in lend else {}, brought)
+            for name, value in inputs.items()
+        }
+        if not lent:
+            lend = set()
         # Objects that share parts live in one place: where one of them is the driver's, all become the driver's.
-        here = lend and any(self.is_drivers(inputs[name]) for name in region.restores)
+        here = any(self.is_drivers(inputs[name]) for name in region.restores if name in lend)
         restores = []
         for name in region.restores:
             given = inputs[name]
-            if given is UNBOUND or isinstance(given, Varying):
+            if name not in may_return or given is UNBOUND or isinstance(given, Varying):
                 continue
             if isinstance(given, Handle) and not given.at_driver:
                 if here or given.shelf is not self.shelves[key]:
@@ -140,7 +167,7 @@ class Coordinator:
                 port.name,
                 port.how,
                 port.plain,
-                lend and any(self.is_drivers(inputs[name]) for name in region.shares.get(port.name, ())),
+                any(self.is_drivers(inputs[name]) for name in region.shares.get(port.name, ()) if name in lend),
                 (region.fragment, port.name) in self.sent,
             )
             for port in region.outputs
@@ -153,8 +180,8 @@ class Coordinator:
             entering,
             outputs,
             tuple(restores),
-            list(lent.values()) if lend else [],
-            lend,
+            list(lent.values()),
+            bool(lent),
             self.weights_for(key, region),
             shelf.take_released(),
             modes(),
@@ -218,6 +245,22 @@ class Coordinator:
                 self.cross(shelf.owner, DRIVER, port.name, value)
                 outputs.append(own(value))
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def take(self, *values: Any) -> Any:
+        """Bring objects to the driver: the objects, and all handles to them, are the driver's from now on."""
+        home = self.home
+        shelves: dict[Shelf, list[Handle]] = {}
+        for value in values:
+            if isinstance(value, Handle) and value.shelf is not home:
+                shelves.setdefault(value.shelf, []).append(value)
+        for shelf, handles in shelves.items():
+            keys = tuple(dict.fromkeys(handle.key for handle in handles))
+            values_by_key = dict(zip(keys, shelf.fetch(keys), strict=True))
+            for handle in handles:
+                if handle.shelf is shelf:
+                    handle.move(home.keep(values_by_key[handle.key]))
+        taken = [value.read() if isinstance(value, Handle) else value for value in values]
+        return taken[0] if len(taken) == 1 else tuple(taken)
 
     def is_drivers(self, value: Any) -> bool:
         """Whether a value is an object that lives at the driver."""
@@ -348,6 +391,11 @@ def _itself(value: Any) -> Any:
     return value
 
 
+def plain(value: Any) -> bool:
+    """Whether a value is no object that anyone could change."""
+    return isinstance(value, (Unbound, *ATOMS))
+
+
 class Group:
     """A fragment as the driver sees it: its regions are methods."""
 
@@ -371,12 +419,12 @@ class DriverMSRL(MSRL):
         """Run a per-actor statement at the driver, once per actor, in actor order."""
         coordinator = self._coordinator
         if coordinator.turn is not None:  # called from within one actor's turn: its values are plain already
-            return function(**{name: self.fetch(value) for name, value in inputs.items()})
+            return function(**inputs)
         results = []
         for index in range(coordinator.actors):
             memo: dict[int, Any] = {}
             own = {
-                name: self.fetch(value[index]) if isinstance(value, Varying) else copied(self.fetch(value), memo)
+                name: value[index] if isinstance(value, Varying) else copied(self.fetch(value), memo)
                 for name, value in inputs.items()
             }
             coordinator.turn = index
@@ -390,6 +438,23 @@ class DriverMSRL(MSRL):
             return None
         return tuple(Varying(values) for values in zip(*results, strict=True))
 
+    def per_actor(self, values: dict[str, Any]) -> Any:
+        """Give each actor its own of some global objects; what is one object stays one."""
+        coordinator = self._coordinator
+        wanted = {name: value for name, value in values.items() if not isinstance(value, Varying) and not plain(value)}
+        if wanted and coordinator.turn is None:
+            taken = coordinator.take(*wanted.values())
+            objects = taken if len(wanted) > 1 else (taken,)
+            values = values | {name: Varying() for name in wanted}
+            for index in range(coordinator.actors):
+                key = (coordinator.environments, "actor", index)
+                for name, item in zip(wanted, objects, strict=True):
+                    coordinator.cross(DRIVER, coordinator.environments, name, item)
+                for name, stored in zip(wanted, coordinator.engine.put(key, objects), strict=True):
+                    values[name].append(coordinator.shelves[key].handle(stored))
+        results = tuple(values.values())
+        return results[0] if len(results) == 1 else results
+
     def fetch(self, value: Any) -> Any:
         """A copy to read of what a handle stands for; anything else as it is."""
         if isinstance(value, Varying):
@@ -398,19 +463,17 @@ class DriverMSRL(MSRL):
 
     def take(self, *values: Any) -> Any:
         """Bring objects to the driver, which is about to change them: all their names now mean the driver's objects."""
-        home = self._coordinator.home
-        shelves: dict[Shelf, list[Handle]] = {}
-        for value in values:
-            if isinstance(value, Handle) and value.shelf is not home:
-                shelves.setdefault(value.shelf, []).append(value)
-        for shelf, handles in shelves.items():
-            keys = tuple(dict.fromkeys(handle.key for handle in handles))
-            values_by_key = dict(zip(keys, shelf.fetch(keys), strict=True))
-            for handle in handles:
-                if handle.shelf is shelf:
-                    handle.move(home.keep(values_by_key[handle.key]))
-        taken = [value.read() if isinstance(value, Handle) else value for value in values]
-        return taken[0] if len(taken) == 1 else tuple(taken)
+        return self._coordinator.take(*values)
+
+    def settle(self, *values: Any) -> None:
+        """Objects that may share parts move to the driver, unless all the names mean one object."""
+        if any(isinstance(value, Varying) for value in values):
+            for index in range(self._coordinator.actors):
+                self.settle(*(value[index] if isinstance(value, Varying) else value for value in values))
+            return
+        handles = {id(value): value for value in values if isinstance(value, Handle)}
+        if len(handles) > 1:
+            self.take(*handles.values())
 
     def _global(self, x: Any) -> Any:
         x = self.fetch(x)

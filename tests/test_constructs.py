@@ -7,6 +7,7 @@ the trainer's attributes and this module's globals have to be equal under every 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -15,8 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from reference import Namespace, copied, differences
-from toy import ToyTrainer, advance, digest, make, row
+from reference import Namespace, copied, differences, mismatches, run_reference
+from toy import ToyConfig, ToyTrainer, advance, digest, make, row
 
 from fdg.api import Trainer, pure
 from fdg.compiler import PASSES
@@ -1390,3 +1391,407 @@ def test_no_program_is_changed_by_being_projected() -> None:
     assert type(before.trainer) is ForLoops
     launch(ForLoops, policy="single_learner_coarse")
     assert_results_equal(before, launch(ForLoops), "after")
+
+
+# Several actors: one object under several names ---------------------------------------------------------------------
+# The oracle is the naive reference, which runs `train` once per actor on copies of everything.
+
+SEVERAL: list[type[Trainer]] = []
+
+
+def several(trainer: T) -> T:
+    """Adds a trainer to the list that runs with two actors."""
+    SEVERAL.append(trainer)
+    return trainer
+
+
+@contextlib.contextmanager
+def scope(value: Any) -> Iterator[Any]:
+    yield value
+
+
+@several
+class GlobalListInAnActorLoop(ToyTrainer):
+    """A list of the trainer's own grows beside per-actor statements."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        x = []
+        v = td["observation"][:, 0]
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            x.append(i)
+            v = v + td["next", "reward"].squeeze(-1) * len(x)
+            td = advance(td)
+            self.msrl.log(i, v=v, n=len(x))  # varying: log.v
+
+
+@several
+class GlobalAttributeWithTwoNames(ToyTrainer):
+    """The same, as an attribute that `__init__` gave two names."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = self.y = []
+
+    def train(self):
+        td = self.msrl.env_reset()
+        v = td["observation"][:, 0]
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.x.append(i)
+            v = v + td["next", "reward"].squeeze(-1) * len(self.x)
+            td = advance(td)
+            self.msrl.log(i, v=v, n=len(self.y))  # varying: log.v
+
+
+@several
+class CallersNameForAnAttribute(ToyTrainer):
+    """A helper changes an attribute for which the caller has a name."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = []
+
+    def helper(self, td):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        self.x.append(3)
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        return advance(td), n
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = self.x
+        for i in range(3):
+            td, n = self.helper(td)
+            self.msrl.log(i, n=len(y), m=n)  # varying:
+
+
+@several
+class CallersNameForAVaryingAttribute(ToyTrainer):
+    """The same, with a value per actor."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = []
+
+    def helper(self, td):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        self.x.append(td["next", "reward"].squeeze(-1))
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        return advance(td), n
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = self.x
+        for i in range(3):
+            td, n = self.helper(td)
+            self.msrl.log(i, y=torch.stack(y).sum(0), m=n)  # varying: log.y
+
+
+@several
+class CallersNameMadeWithTheAttribute(CallersNameForAVaryingAttribute):
+    """Both names from one assignment in `train`."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = self.x = []
+        for i in range(3):
+            td, n = self.helper(td)
+            self.msrl.log(i, y=torch.stack(y).sum(0), m=n)  # varying: log.y
+
+
+@several
+class CallersNameMadeBefore(CallersNameForAVaryingAttribute):
+    """The attribute is given an object that has a name."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = []
+        self.x = y
+        td, n = self.helper(td)
+        self.msrl.log(0, y=torch.stack(self.x).sum(0), m=n)  # varying: log.y
+        self.msrl.log(1, y=torch.stack(y).sum(0), m=n)  # varying: log.y
+
+
+@several
+class FilledByAHelper(ToyTrainer):
+    """A helper fills a list that has two names."""
+
+    def helper(self, td, out):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        out.append(td["next", "reward"].squeeze(-1))
+        return advance(td)
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = []
+        z = y
+        td = self.helper(td, y)
+        self.msrl.log(0, y=torch.stack(z).sum(0))  # varying: log.y
+
+
+@several
+class TwoAttributesOfOneList(ToyTrainer):
+    """`__init__` makes two attributes one list, which becomes varying."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = self.y = []
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.x.append(td["next", "reward"].squeeze(-1))
+            td = advance(td)
+            self.msrl.log(i, y=torch.stack(self.y).sum(0))  # varying: log.y
+
+
+@several
+class AnAttributeInAnother(ToyTrainer):
+    """A list and a dict that holds it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = []
+        self.d = {"x": self.x}
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.x.append(td["next", "reward"].squeeze(-1))
+            td = advance(td)
+            self.msrl.log(i, y=torch.stack(self.d["x"]).sum(0))  # varying: log.y
+
+
+@several
+class TwoAttributesMadeByAHelper(ToyTrainer):
+    """A helper makes two attributes one list."""
+
+    def setup(self):
+        self.x = []
+        self.y = self.x
+
+    def more(self, td):
+        self.x.append(td["next", "reward"].squeeze(-1))
+
+    def show(self):
+        return torch.stack(self.y).sum(0)
+
+    def train(self):
+        self.setup()
+        td = self.msrl.env_reset()
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.more(td)
+            td = advance(td)
+            self.msrl.log(i, y=self.show())  # varying: log.y
+
+
+@several
+class TwoAttributesChangedAtTheDriver(ToyTrainer):
+    """A per-actor statement that stays at the driver."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = self.y = []
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.x.append(print(td["next", "reward"].sum()))
+            td = advance(td)
+            self.msrl.log(i, y=torch.tensor(float(len(self.y))))  # varying: log.y
+
+
+@several
+class HoldsAGlobalTensor(ToyTrainer):
+    """A varying list holds a global tensor that changes."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        g = torch.ones(2)
+        x = [td["observation"][:, 0]]
+        x.append(g)
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            v = td["next", "reward"].squeeze(-1) + x[1]
+            td = advance(td)
+            self.msrl.log(i, v=v)  # varying: log.v
+            g.add_(1)
+            self.msrl.log(i, v=x[1])  # varying: log.v
+
+
+@several
+class ContextFromAVaryingValue(ToyTrainer):
+    """A context that is entered once per actor."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        x = []
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            with scope(td["next", "reward"].sum()):
+                x.append(i)
+                v = td["next", "reward"].squeeze(-1)
+            td = advance(td)
+            self.msrl.log(i, v=v, n=len(x))  # varying: log.v
+
+
+@several
+class AttributeFromAHelpersResult(ToyTrainer):
+    """A varying attribute begins as what a helper returned."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = []
+
+    def fresh(self, n):
+        self.msrl.agent_learn(torch.ones(2) * n)  # varying:
+        return [n]
+
+    def more(self, td):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        self.x.append(td["next", "reward"].squeeze(-1))
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        return advance(td), n
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = self.x = self.fresh(2)
+        for i in range(3):
+            td, _n = self.more(td)
+            self.msrl.log(i, v=y[-1], n=len(y))  # varying: log.v
+
+
+@several
+class FilledTwoCallsDown(ToyTrainer):
+    """A helper's helper fills a list that a dict of the caller's holds."""
+
+    def inner(self, td, out):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        out.append(td["next", "reward"].squeeze(-1))
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        return advance(td), n
+
+    def outer(self, td, out):
+        td, n = self.inner(td, out)
+        self.msrl.log(0, n=n)  # varying:
+        return td
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = []
+        d = {"y": y}
+        for i in range(3):
+            td = self.outer(td, y)
+            self.msrl.log(i, v=d["y"][-1])  # varying: log.v
+
+
+@several
+class OneListTwoParameters(ToyTrainer):
+    """Two parameters are one list."""
+
+    def both(self, a, b, td):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        a.append(td["next", "reward"].squeeze(-1))
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        self.msrl.log(n, v=b[-1])  # varying: log.v
+        return advance(td)
+
+    def train(self):
+        td = self.msrl.env_reset()
+        y = []
+        for _ in range(3):
+            td = self.both(y, y, td)
+
+
+@several
+class ParameterIsAnAttribute(ToyTrainer):
+    """A parameter and an attribute are one list."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.x = []
+
+    def both(self, a, td):
+        td = self.msrl.agent_act(td)
+        td = self.msrl.env_step(td)
+        a.append(td["next", "reward"].squeeze(-1))
+        self.msrl.replay_buffer_insert(td)
+        n = self.msrl.replay_buffer_size()
+        self.msrl.log(n, v=self.x[-1])  # varying: log.v
+        return advance(td)
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for _ in range(3):
+            td = self.both(self.x, td)
+
+
+@several
+class ChangedAtTheDriverPerActor(ToyTrainer):
+    """A per-actor statement at the driver changes a list with two names."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        a = [td["observation"][:, 0]]
+        b = a
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            a.append(print(td["next", "reward"]) or td["next", "reward"].squeeze(-1))
+            td = advance(td)
+            self.msrl.log(i, v=b[-1], n=torch.tensor(float(len(b))))  # varying: log.v log.n
+
+
+@several
+class ChangedAtTheDriverInAHelper(ToyTrainer):
+    """The same, in a helper."""
+
+    def note(self, a, td):
+        a.append(print(td["next", "reward"]) or td["next", "reward"].squeeze(-1))
+        self.msrl.log(1)  # varying:
+
+    def train(self):
+        td = self.msrl.env_reset()
+        a = [td["observation"][:, 0]]
+        b = a
+        for i in range(3):
+            td = self.msrl.agent_act(td)
+            td = self.msrl.env_step(td)
+            self.note(a, td)
+            td = advance(td)
+            self.msrl.log(i, v=b[-1], n=torch.tensor(float(len(b))))  # varying: log.v log.n
+
+
+@pytest.mark.parametrize("policy", ("local", *POLICIES))
+@pytest.mark.parametrize("trainer", SEVERAL, ids=lambda trainer: trainer.__name__)
+def test_several_actors(trainer: type[Trainer], policy: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        outcome = run_reference(trainer, ToyConfig(actors=2, envs=2))
+        result = launch(trainer, ToyConfig(actors=2, envs=2), policy=policy)
+    assert outcome.logs
+    assert not mismatches(outcome, result, trainer)

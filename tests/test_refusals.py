@@ -223,16 +223,14 @@ REFUSED: dict[str, list[str]] = {
             SEEN.append(td["observation"].sum())  # ▶
         """,
     ],
-    "A > 1: a helper": [
+    "A > 1: a value that a varying object holds": [
         """
         def train(self):
-            out = []
-            self.fill(out)  # ▶
-            self.msrl.agent_learn(out)
-
-        def fill(self, out):
-            out.append(self.msrl.env_reset())
-            self.msrl.log(0, 1)
+            td = self.msrl.env_reset()
+            shared = torch.ones(2)
+            held = [td, shared]
+            self.msrl.agent_learn(shared)  # ▶
+            self.msrl.log(0, held[1])
         """,
     ],
 }
@@ -802,8 +800,42 @@ def test_a_refusal_points_at_the_place_and_says_what_to_write(name: str, tmp_pat
     assert shown[0] == f"{file}:{line}:{error.column + 1}: {error.reason}"
     assert shown[1] == f"    {text}"
     assert shown[2] == " " * (4 + error.column) + "^"
-    assert shown[3] == f"write instead: {error.hint}" or "did you mean" in error.hint
+    assert shown[3:-1] == error.notes
+    assert shown[-1] == f"write instead: {error.hint}" or "did you mean" in error.hint
     assert error.column == column, f"the caret does not stand below {text[column:]!r}:\n{error}"
+
+
+def test_a_varying_value_is_traced_to_where_it_comes_from(tmp_path: Path) -> None:
+    case = Refused(
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            rows = []
+            for _ in range(2):
+                td = self.msrl.agent_act(td)
+                td = self.msrl.env_step(td)
+                rows.append(td["next", "reward"])
+            n = self.count(rows)
+            self.msrl.evaluate(«n)
+
+        def count(self, rows):
+            self.msrl.log(0, 1)
+            return len(rows)
+        """,
+        "`n` is varying",
+        "self.msrl.all(len(x) == n)",
+        actors=2,
+    )
+    trainer, *_ = case.write(tmp_path / "traced.py")
+    with pytest.raises(CompileError) as caught:
+        launch(trainer, policy="local", actors=2)
+    notes, text = caught.value.notes, (tmp_path / "traced.py").read_text().splitlines()
+    for note, line in zip(
+        notes, ("n = self.count", "return len", "n = self.count", "rows.append", "td = "), strict=True
+    ):
+        number = int(note.partition("line ")[2].partition(":")[0])
+        assert line in text[number - 1] and line in note, notes
+    assert case.hint in caught.value.hint
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if WHOLE[name].alone])

@@ -11,9 +11,9 @@ from typing import Any
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Handles, RegionPlan, kind_of, passed_on
+from fdg.compiler.cut import Cutter, Handles, RegionPlan, passed_on
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import EVERYTHING, Statement, walk
+from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
 from fdg.compiler.lower import Method
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.tree import code
@@ -36,6 +36,8 @@ class Connect:
         self.result: dict[tuple[str, str], frozenset[str]] = {}
         for method in mixed:
             self.entry[method.key] = dict.fromkeys(method.parameters, HERE)
+        for name in handles.interfaces.promoted:
+            self.promote({}, name)
         for _ in range(8):
             before = (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result))
             for method in mixed:
@@ -45,6 +47,13 @@ class Connect:
             if before == (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result)):
                 break
         self.weights()
+
+    def promote(self, state: Makers, name: str) -> Makers:
+        """A global object becomes each actor's own, where the environments are."""
+        home = self.cutter.home[0]
+        self.read(state, name)
+        self.add(DRIVER, home, name)
+        return self.give(state, name, self.made(state, name) | HERE | {home})
 
     def weights(self) -> None:
         learner = self.cutter.policy.fragment_of("learner")
@@ -75,12 +84,12 @@ class Connect:
         return {name: left.get(name, frozenset()) | right.get(name, frozenset()) for name in left.keys() | right.keys()}
 
     def made(self, state: Makers, name: str) -> frozenset[str]:
-        if name.startswith("self."):
+        if is_attribute(name):
             return self.attributes.get(name, HERE) | HERE
         return state.get(name, HERE)
 
     def give(self, state: Makers, name: str, makers: frozenset[str]) -> Makers:
-        if name.startswith("self."):
+        if is_attribute(name):
             self.attributes[name] = self.attributes.get(name, frozenset()) | makers
             return state
         return {**state, name: makers}
@@ -160,12 +169,17 @@ class Connect:
         if call is None or call[0].key not in self.mixed:
             return self.assign(statement, state, HERE)
         method, arguments = call
+        for name in statement.parts.get("promote", ()):
+            state = self.promote(state, name)
+        for name in {name for group in statement.parts["settle"] for name in group}:
+            self.read(state, name)
+            state = self.give(state, name, self.made(state, name) | HERE)
         for parameter, names in arguments.items():
             known = self.entry[method.key].get(parameter, frozenset())
             for name in names:
                 known |= self.made(state, name)
             self.entry[method.key][parameter] = known
-        everywhere = frozenset(plan.fragment for plan in self.cutter.regions if plan.method is method)
+        everywhere = HERE | {plan.fragment for plan in self.cutter.regions if plan.method is method}
         for name in statement.head.mutates:
             state = self.give(state, name, self.made(state, name) | everywhere)
         return self.assign(statement, state, HERE | self.result.get(method.key, frozenset()))
@@ -173,11 +187,17 @@ class Connect:
     def region(self, plan: RegionPlan, state: Makers) -> Makers:
         aliases = plan.method.summary.aliases
         lent: set[str] = set()
+        if self.analysis.actors > 1 and plan.per == "actor":
+            own = self.handles.interfaces.promoted
+            for name in plan.method.summary.made_global.intersection(plan.restores) - own:
+                # What is global is the driver's before all actors change it alike.
+                self.read(state, name)
+                state = self.give(state, name, self.made(state, name) | HERE)
         for port in plan.inputs:
             for maker in self.made(state, port.name):
                 if maker != plan.fragment:
                     self.add(maker, plan.fragment, port.name, port.varying)
-                if maker == DRIVER and kind_of(port.name, self.analysis, plan.method) != "scalar":
+                if maker == DRIVER and self.analysis.kind_of(port.name, plan.method) != "scalar":
                     lent.add(aliases.find(port.name))
         for name in [*state, *self.attributes]:  # what shares parts with an object of the driver's may come to it
             if aliases.find(name) in lent:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
-import libcst.matchers as m
 
 from fdg.compiler import purity
 from fdg.compiler.effects import Analysis
 from fdg.compiler.flow import Exits, Liveness, certainly_bound, full_uses, strongly_writes, total
-from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
-from fdg.compiler.lower import Method, method_call, operation_of
+from fdg.compiler.ir import EVERYTHING, Effects, Statement, is_attribute, walk
+from fdg.compiler.lower import Method, method_call, operation_of, variable
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import dotted
 from fdg.compiler.tree import code, find
@@ -376,7 +375,7 @@ def universe(analysis: Analysis) -> set[str]:
     for method in analysis.methods.values():
         for statement in walk(method.body):
             names |= statement.head.reads | statement.head.writes | statement.head.mutates
-    return {name for name in names if name.startswith("self.") and name not in (EVERYTHING, "self.config")}
+    return {name for name in names if is_attribute(name) and name not in (EVERYTHING, "self.config")}
 
 
 def direct_nodes(statement: Statement, analysis: Analysis, method: Method) -> list[cst.BaseExpression]:
@@ -397,15 +396,6 @@ def direct_nodes(statement: Statement, analysis: Analysis, method: Method) -> li
             if bears or operation_of(value, method) is not None:  # a helper, or one of the driver's own operations
                 values = [argument.value for argument in value.args if not argument.star]
     return [value for value in values if variable(value, method)]
-
-
-def variable(node: cst.CSTNode, method: Method) -> str:
-    """The variable that an expression is, or an empty string."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(method.self_name)):
-        return f"self.{node.attr.value}"
-    return ""
 
 
 def passed_on(statement: Statement, analysis: Analysis, method: Method) -> set[str]:
@@ -451,7 +441,16 @@ class Interfaces:
             for name in statement.head.strong
         }
         """Attributes that every trainer has from the start."""
-        self.resident_attributes: set[str] = set()
+        self.promoted = {
+            name
+            for name in self.attributes
+            if self.analysis.actors > 1
+            and self.analysis.attribute_kind(name) != "scalar"
+            and any(name in method.body[0].parts["in"] for method in methods if method.body)
+            and self.made_before_train(name)
+        }
+        """Varying attributes that are there when `train` begins: each actor gets its own."""
+        self.resident_attributes: set[str] = set(self.promoted)
         self.dropped = 0
         self.kept = 0
         for method in methods:
@@ -491,6 +490,8 @@ class Interfaces:
                 self.region(method, statement, live[id(statement)], read_by_driver[id(statement)] | captured)
             elif statement.kind == "each":
                 self.each(method, statement, live[id(statement)])
+            elif statement.kind == "simple" and statement.head.helpers:
+                self.helper(method, statement, live[id(statement)])
 
     def region(self, method: Method, statement: Statement, live: set[str], driver: set[str]) -> None:
         plan: RegionPlan = statement.parts["plan"]
@@ -502,26 +503,23 @@ class Interfaces:
         outputs = written & alive
         self.dropped += len(written - live) if "dead" in self.passes else 0
         mutated = (effects.mutates & local & live) - written
-        if strict and plan.per == "actor":
-            outputs |= mutated
-            mutated = set()
-        else:
-            # Objects that other methods may know under other names: what is done to them must be seen there.
-            mutated |= effects.mutates & (set(method.parameters) | self.attributes) & local
-            mutated |= {name for name in effects.mutates & local if self.is_of_module(name, method)} & effects.reads
+        varying = statement.parts["in"] | statement.parts["out"] if strict and plan.per == "actor" else set()
+        outputs |= mutated & varying  # each actor's own from here on
+        # Objects that other methods may know under other names: what is done to them must be seen there.
+        mutated |= effects.mutates & (set(method.parameters) | self.attributes) & local
+        mutated |= {name for name in effects.mutates & local if self.is_of_module(name, method)} & effects.reads
+        mutated -= varying
         # What the region may leave unassigned keeps its old value: at the driver, or, where each actor (or each copy of
         # self) has its own, by travelling through the region.
         weak = outputs - effects.strong
-        through = weak if strict and plan.per == "actor" else {name for name in weak if name.startswith("self.")}
+        through = weak if strict and plan.per == "actor" else {name for name in weak if is_attribute(name)}
         needed = Liveness(local, full_uses).block(plan.statements, set(through), Exits())
         for context in plan.contexts:
             needed |= context.head.reads
         if EVERYTHING in effects.reads:
             needed |= self.attributes
         written_somewhere = {name for name in self.attributes if self.is_written(name)}
-        inputs = {
-            name for name in (needed | mutated) & local if not name.startswith("self.") or name in written_somewhere
-        }
+        inputs = {name for name in (needed | mutated) & local if not is_attribute(name) or name in written_somewhere}
         bound = statement.parts.get("bound", set())
         varying_in, varying_out = statement.parts["in"], statement.parts["out"]
         aliases = method.summary.aliases
@@ -539,11 +537,9 @@ class Interfaces:
             if same or own:
                 plan.shares[name] = sorted(same + own)
         kept = {other for name, others in plan.shares.items() for other in others if other != name}
-        if strict and plan.per == "actor":
-            outputs |= kept & live  # what got another name here is one object with it, per actor
-        else:
-            mutated |= kept
-        plan.restores = sorted(mutated & inputs)
+        outputs |= kept & live & varying  # what got another name here is one object with it, per actor
+        mutated |= kept - varying
+        plan.restores = sorted((mutated | effects.mutates & varying) & inputs)
         by_value = {name for name in outputs if name in driver or "resident" not in self.passes}
         # Names of one object travel in one message, the same way.
         by_value |= {name for name in outputs if aliases.classes({name}) & by_value}
@@ -551,14 +547,38 @@ class Interfaces:
         for name in sorted(outputs):
             how = "value" if name in by_value else "resident"
             self.kept += how == "resident"
-            if name.startswith("self.") and self.analysis.attribute_kind(name) != "scalar":
+            if is_attribute(name) and self.analysis.attribute_kind(name) != "scalar":
                 self.resident_attributes.add(name)
             sure = certain | self.certain if name in inputs or is_attribute(name) else effects.strong
             unbound = name not in sure
-            kind = kind_of(name, self.analysis, method)
+            kind = self.analysis.kind_of(name, method)
             plain = "yes" if kind == "scalar" else "maybe" if kind in ("unknown", None) else "no"
-            port = Port(name, how, varying=name in varying_out, maybe_unbound=unbound, plain=plain)  # type: ignore[arg-type]
+            port = Port(name, how, name in varying_out, unbound, plain, bound=name in effects.writes)  # type: ignore[arg-type]
             plan.outputs.append(port)
+
+    def helper(self, method: Method, statement: Statement, live: set[str]) -> None:
+        """What has to be done before a helper runs that changes objects of the caller's.
+
+        Inside the helper their other names are not known: objects that share parts are brought to the driver, where
+        what a region changes is changed in place. Objects that the helper makes varying become each actor's own.
+        """
+        known = live | statement.head.reads
+        statement.parts["promote"] = statement.parts.get("promote", set()) & known
+        aliases = method.summary.aliases
+        names = {name for name in statement.head.mutates & known if self.analysis.kind_of(name, method) != "scalar"}
+        names &= method.summary.locals | self.attributes
+        groups: dict[str, list[str]] = {}
+        for name in sorted(names):
+            groups.setdefault(aliases.find(name), []).append(name)
+        statement.parts["settle"] = [group for group in groups.values() if len(group) > 1]
+
+    def made_before_train(self, name: str) -> bool:
+        return any(
+            name in statement.head.writes
+            for method in self.analysis.methods.values()
+            if method.name == "__init__"
+            for statement in walk(method.body)
+        )
 
     def is_of_module(self, name: str, method: Method) -> bool:
         """Whether a variable may be an object of the module's."""
@@ -585,21 +605,13 @@ class Interfaces:
         needed = Liveness(local, full_uses).block(statement.blocks["body"], set(outputs), Exits())
         inputs = {name for name in needed & local if name in statement.parts["in"] or name in written}
         bound = statement.parts.get("bound", set())
-        outputs |= {name for name in inputs if name.startswith("self.")}
+        outputs |= {name for name in inputs if is_attribute(name)}
         statement.parts["inputs"] = [
             Port(name, maybe_unbound=name not in (self.certain if is_attribute(name) else bound))
             for name in sorted(inputs)
         ]
         certain = bound | effects.strong | self.certain
         statement.parts["outputs"] = [Port(name, maybe_unbound=name not in certain) for name in sorted(outputs)]
-
-
-def kind_of(name: str, analysis: Analysis, method: Method) -> Any:
-    return analysis.attribute_kind(name) if is_attribute(name) else method.summary.kinds.get(name)
-
-
-def is_attribute(name: str) -> bool:
-    return name.startswith("self.")
 
 
 def names_shown(statement: Statement, method: Method) -> set[str]:
@@ -633,11 +645,11 @@ class Handles:
             for statement in walk(method.body):
                 if statement.kind == "region":
                     names = {port.name for port in statement.parts["plan"].outputs}
-                    found |= {name for name in names if kind_of(name, self.analysis, method) != "scalar"}
+                    found |= {name for name in names if self.analysis.kind_of(name, method) != "scalar"}
                 elif statement.kind == "simple":
                     handed = {variable(node, method) for node in direct_nodes(statement, self.analysis, method)}
                     if statement.head.helpers or handed & found:
-                        found |= statement.head.strong
+                        found |= statement.head.strong | statement.parts.get("promote", set())
             if len(found) == before:
                 return found
 

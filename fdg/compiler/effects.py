@@ -14,7 +14,7 @@ from typing import Any
 import libcst as cst
 
 from fdg.compiler import purity
-from fdg.compiler.ir import EVERYTHING, Effects, Statement, walk
+from fdg.compiler.ir import EVERYTHING, Effects, Statement, is_attribute, walk
 from fdg.compiler.lower import (
     Bearing,
     Method,
@@ -26,6 +26,7 @@ from fdg.compiler.lower import (
     operation_of,
     spread,
     subexpressions,
+    variable,
 )
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import (
@@ -100,9 +101,16 @@ class Aliases:
         return name
 
     def unite(self, names: set[str]) -> None:
-        first, *rest = sorted(names) or [""]
-        for other in rest:
-            self.parent[self.find(other)] = self.find(first)
+        roots = {self.find(name) for name in names}
+        for name in names | roots:
+            self.parent[self.find(name)] = min(roots)
+
+    def groups(self) -> list[set[str]]:
+        """The variables that are known, those that may share objects together."""
+        groups: dict[str, set[str]] = {}
+        for name in self.parent:
+            groups.setdefault(self.find(name), set()).add(name)
+        return [groups[root] for root in sorted(groups)]
 
     def classes(self, names: set[str]) -> set[str]:
         """The given variables and all that may share objects with them."""
@@ -127,6 +135,8 @@ class Summary:
     locals: set[str] = field(default_factory=set)
     imports: dict[str, str] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=Aliases)
+    made_global: set[str] = field(default_factory=set)
+    """Variables that may hold a global object somewhere, found when values are typed."""
 
     def fingerprint(self) -> Any:
         effects = self.effects
@@ -152,6 +162,9 @@ class Analysis:
         self.kinds: dict[str, Kind] = {}
         """Kinds of the trainer's attributes, as far as the last round knew; `found` collects those of this round."""
         self.found: dict[str, Kind] = {}
+        self.aliases = Aliases()
+        """Attributes that may share objects: what one method makes one object is one in all of them. By rounds too."""
+        self.found_aliases = Aliases()
         self.changed = False
         self.assigned = {
             f"self.{target.attr.value}"
@@ -172,15 +185,15 @@ class Analysis:
         # Rounds of an ordinary fixpoint: each is computed from what the round before knew, beginning with nothing.
         for _ in range(100):
             self.changed = False
-            self.found = {}
+            self.found, self.found_aliases = {}, Aliases()
             for method in [*self.methods.values(), *self.functions.values()]:
                 self.analyse(method)
             for method in [*self.methods.values(), *self.functions.values()]:
                 summary = method.summary
                 self.changed |= summary.given != summary.found
                 summary.given, summary.found = summary.found, {}
-            self.changed |= self.kinds != self.found
-            self.kinds = self.found
+            self.changed |= self.kinds != self.found or self.aliases.groups() != self.found_aliases.groups()
+            self.kinds, self.aliases = self.found, self.found_aliases
             if not self.changed:
                 break
         for method in self.methods.values():
@@ -229,6 +242,9 @@ class Analysis:
         if name == "self.config":
             return "config"
         return self.kinds.get(name) if name in self.assigned else "unknown"
+
+    def kind_of(self, name: str, method: Method) -> Kind:
+        return self.attribute_kind(name) if is_attribute(name) else method.summary.kinds.get(name)
 
     def learn_kind(self, name: str, kind: Kind) -> None:
         self.found[name] = join_kinds(self.found.get(name), kind)
@@ -325,11 +341,20 @@ class Evaluator:
         for statement in self.method.body:
             total.add(statement.whole)
         parameters = set(self.method.parameters)
-        visible = {name for name in self.aliases.parent if name.startswith("self.") or name in parameters}
-        groups: dict[str, set[str]] = {}
-        for name in visible:
-            groups.setdefault(self.aliases.find(name), set()).add(name)
         summary: Summary = self.method.summary
+        summary.returns = self.outside(self.returned, parameters)
+        told = annotated_kind(self.method.node.returns)
+        if told == "scalar":
+            summary.returns = Value("scalar")
+        elif told is not None:
+            summary.returns.kind = told
+        visible = [{n for n in group if is_attribute(n) or n in parameters} for group in self.aliases.groups()]
+        summary.shared = [group for group in visible if len(group) > 1]
+        # What this method makes one object counts everywhere, and what others do counts here.
+        for group in self.aliases.groups():
+            self.analysis.found_aliases.unite({name for name in group if is_attribute(name)})
+        for group in self.analysis.aliases.groups():
+            self.aliases.unite(group)
         mutated = self.aliases.classes(total.mutates)
         summary.mutated = mutated & parameters
         effects = Effects(calls=total.calls, helpers=total.helpers, pinned=total.pinned)
@@ -337,15 +362,8 @@ class Evaluator:
             if name.startswith(("self.", "global ")):
                 effects.reads.add(name)
         effects.writes = {name for name in total.writes if name.startswith(("self.", "global "))}
-        effects.mutates = {name for name in mutated if name.startswith("self.")}
+        effects.mutates = {name for name in mutated if is_attribute(name)}
         summary.effects = effects
-        summary.returns = self.outside(self.returned, parameters)
-        told = annotated_kind(self.method.node.returns)
-        if told == "scalar":
-            summary.returns = Value("scalar")
-        elif told is not None:
-            summary.returns.kind = told
-        summary.shared = [group for group in groups.values() if len(group) > 1]
         summary.aliases = self.aliases
         summary.kinds = self.kinds
         summary.imports = self.imports
@@ -355,7 +373,7 @@ class Evaluator:
         """A value in terms of what a caller knows: parameters and attributes."""
         if value.kind == "scalar":
             return Value("scalar")
-        roots = {name for name in self.aliases.classes(value.roots) if name in parameters or name.startswith("self.")}
+        roots = {name for name in self.aliases.classes(value.roots) if name in parameters or is_attribute(name)}
         parts = None if value.parts is None else tuple(self.outside(part, parameters) for part in value.parts)
         return Value(value.kind, roots, parts)
 
@@ -425,6 +443,9 @@ class Evaluator:
             value = self.expression(node.value)
             for target in node.targets:
                 self.bind(target.target, value, node.value)
+            if len(node.targets) > 1 and value.kind != "scalar":  # `a = b = []`: one object with two names
+                places = {place for target in node.targets for place in self.places(target.target)}
+                self.aliases.unite({place for place in places if self.kind_of(place) != "scalar"})
         elif isinstance(node, cst.AnnAssign):
             if node.value is not None:
                 self.bind(node.target, self.expression(node.value), node.value)
@@ -543,6 +564,15 @@ class Evaluator:
                     self.kinds[root] = (self.kinds[root][0], join_kinds(self.kinds[root][1], value.kind))
             if not base.roots:
                 self.effects.pin(f"writes into `{code(target)}`, an object that is not a variable")
+
+    def places(self, target: cst.CSTNode) -> set[str]:
+        """The variables that an assignment's target binds or writes into."""
+        if isinstance(target, (cst.Tuple, cst.List)):
+            return {place for entry in target.elements for place in self.places(entry.value)}
+        name = variable(target, self.method)
+        if not name and isinstance(target, (cst.Attribute, cst.Subscript)):
+            return self.places(target.value)
+        return {name} - {""}
 
     def quiet(self, node: cst.BaseExpression) -> Value:
         """A value's kind and roots, its effects being counted already."""
@@ -864,7 +894,7 @@ class Evaluator:
         return Value("unknown", touched)
 
     def kind_of(self, name: str) -> Kind:
-        return self.analysis.attribute_kind(name) if name.startswith("self.") else self.kinds.get(name)
+        return self.analysis.attribute_kind(name) if is_attribute(name) else self.kinds.get(name)
 
     def may_change(self, name: str) -> bool:
         return self.kind_of(name) not in ("scalar", "config", "function")
@@ -922,7 +952,7 @@ class Evaluator:
         for group in summary.shared:
             roots: set[str] = set()
             for member in group:
-                roots |= bound.get(member, set()) if not member.startswith("self.") else {member}
+                roots |= bound.get(member, set()) if not is_attribute(member) else {member}
             if len(roots) > 1:
                 self.aliases.unite(roots)
         return self.inside(summary.returns, bound)
@@ -931,7 +961,7 @@ class Evaluator:
         """A callee's result in terms of the caller's variables."""
         roots: set[str] = set()
         for root in value.roots:
-            roots |= {root} if root.startswith("self.") else bound.get(root, set())
+            roots |= {root} if is_attribute(root) else bound.get(root, set())
         parts = None if value.parts is None else tuple(self.inside(part, bound) for part in value.parts)
         return Value(value.kind if value.kind is not None else "scalar", roots, parts)
 
@@ -946,7 +976,8 @@ class Evaluator:
             if qualified == "builtins.getattr" or qualified.endswith("setattr"):
                 return self.unknown(node, reason)
             self.check_msrl_argument(node)
-            return self.unknown(node, f"calls `{code(node.func)}`, {reason}")
+            value = self.unknown(node, f"calls `{code(node.func)}`, {reason}")
+            return Value("scalar") if purity.is_scalar(qualified) else value
         self.check_msrl_argument(node)
         total, values = self.arguments(node)
         last = qualified.rpartition(".")[2]

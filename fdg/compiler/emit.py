@@ -15,7 +15,7 @@ import libcst.matchers as m
 
 from fdg.compiler.cut import Cutter, Handles, RegionPlan, direct_nodes, passed_on
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import Statement, walk
+from fdg.compiler.ir import Statement, is_attribute, walk
 from fdg.compiler.lower import Method, canonical, method_call
 from fdg.compiler.source import Origin
 from fdg.compiler.tree import code, find
@@ -149,6 +149,8 @@ class Emitter:
             parameters = code(node.params)
             returns = f" -> {code(node.returns.annotation)}" if node.returns else ""
             text.add(1, f"def {name}({parameters}){returns}:", origin)
+            if method is self.analysis.train:
+                self.promote(text, 2, self.handles.interfaces.promoted, set(), method, origin)
             self.block(text, 2, method.body, method, driver=True)
         return text
 
@@ -195,7 +197,7 @@ class Emitter:
 
     def unpack(self, text: Text, depth: int, port: Port, this: str, origin: Origin) -> None:
         """Give a parameter the name that the user's code uses."""
-        if port.name.startswith("self."):
+        if is_attribute(port.name):
             if port.maybe_unbound:
                 text.add(depth, f"if {argument(port.name)} is not _unbound:", origin)
                 depth += 1
@@ -210,8 +212,8 @@ class Emitter:
         """Bind what a call returns; what it left unassigned keeps its value."""
         targets = []
         for port in outputs:
-            own = f"{this}.{port.name[5:]}" if port.name.startswith("self.") else port.name
-            kept = port.maybe_unbound and (port.name.startswith("self.") or port.name not in inputs)
+            own = f"{this}.{port.name[5:]}" if is_attribute(port.name) else port.name
+            kept = port.maybe_unbound and (is_attribute(port.name) or port.name not in inputs)
             targets.append((own, f"new_{argument(port.name)}" if kept else own, port))
         names = ", ".join(target for _, target, _ in targets)
         text.add(depth, f"{names} = {call}" if names else call, origin)
@@ -247,7 +249,7 @@ class Emitter:
         ]
 
     def current(self, port: Port, this: str) -> str:
-        if port.name.startswith("self."):
+        if is_attribute(port.name):
             name = port.name[5:]
             return f'getattr({this}, "{name}", _unbound)' if port.maybe_unbound else f"{this}.{name}"
         return f'locals().get("{port.name}", _unbound)' if port.maybe_unbound else port.name
@@ -285,6 +287,8 @@ class Emitter:
             self.each(text, depth, statement, method)
             return
         if driver:
+            self.promote(text, depth, parts.get("promote", set()), parts.get("bound", set()), method, origin)
+            self.settle(text, depth, statement, method)
             self.take(text, depth, statement, method)
         if kind == "simple":
             text.add(depth, self.print(parts["node"], statement, method, driver), origin)
@@ -350,16 +354,36 @@ class Emitter:
         for name in self.handles.taken(statement, method):
             if self.turn is not None and name not in self.turn:  # not this actor's own: nothing to take
                 continue
-            target = f"{this}.{name[5:]}" if name.startswith("self.") else name
+            target = f"{this}.{name[5:]}" if is_attribute(name) else name
             if name in bound:
                 together.append(target)
                 continue
-            there = f'hasattr({this}, "{name[5:]}")' if name.startswith("self.") else f'"{name}" in locals()'
+            there = f'hasattr({this}, "{name[5:]}")' if is_attribute(name) else f'"{name}" in locals()'
             text.add(depth, f"if {there}:", origin)
             text.add(depth + 1, f"{target} = {this}.msrl.take({target})", origin)
         if together:
             names = ", ".join(together)
             text.add(depth, f"{names} = {this}.msrl.take({names})", origin)
+
+    def promote(self, text: Text, depth: int, names: set[str], bound: set[str], method: Method, origin: Origin) -> None:
+        """Give each actor its own of global objects that are about to become varying."""
+        if not names:
+            return
+        certain = bound | self.handles.interfaces.certain
+        ports = [Port(name, maybe_unbound=name not in certain) for name in sorted(names)]
+        this = method.self_name
+        values = ", ".join(f'"{port.name}": {self.current(port, this)}' for port in ports)
+        self.pack(text, depth, ports, names, this, origin, f"{this}.msrl.per_actor({{{values}}})")
+
+    def settle(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
+        """Bring objects that share parts to the driver before a helper changes one of them."""
+        bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
+        for group in statement.parts.get("settle", ()):
+            names = [name for name in group if name in self.handles.names.get(method.key, set())]
+            if len(names) > 1:
+                ports = [Port(name, maybe_unbound=name not in bound) for name in names]
+                values = ", ".join(self.current(port, method.self_name) for port in ports)
+                text.add(depth, f"{method.self_name}.msrl.settle({values})", statement.origin)
 
     def call(self, text: Text, depth: int, plan: RegionPlan, statement: Statement, method: Method) -> None:
         this = method.self_name

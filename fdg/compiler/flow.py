@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import libcst as cst
 
-from fdg.compiler.ir import EVERYTHING, Effects, Statement
+from fdg.compiler.ir import EVERYTHING, Effects, Statement, is_attribute
 
 Uses = Callable[[Statement], tuple[set[str], set[str]]]
 
@@ -39,7 +39,7 @@ class Liveness:
 
     def expand(self, names: set[str]) -> set[str]:
         if EVERYTHING in names:
-            return (names - {EVERYTHING}) | {name for name in self.universe if name.startswith("self.")}
+            return (names - {EVERYTHING}) | {name for name in self.universe if is_attribute(name)}
         return names
 
     def block(self, body: list[Statement], live: set[str], exits: Exits) -> set[str]:

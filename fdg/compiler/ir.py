@@ -18,6 +18,11 @@ from fdg.compiler.source import Origin
 EVERYTHING = "self.*"
 
 
+def is_attribute(name: str) -> bool:
+    """Whether a variable is an attribute of the trainer."""
+    return name.startswith("self.")
+
+
 @dataclass
 class Effects:
     """What running a piece of code does."""

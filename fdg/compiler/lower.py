@@ -111,6 +111,15 @@ def is_super(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Call) and m.matches(node.func, m.Name("super"))
 
 
+def variable(node: cst.CSTNode, method: Method) -> str:
+    """The variable that an expression is, or an empty string."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(method.self_name)):
+        return f"self.{node.attr.value}"
+    return ""
+
+
 class _Names(cst.CSTTransformer):
     """Writes aliases of `self.msrl` out in full, and `super()` as `super(Owner, self)`, so that code can move."""
 

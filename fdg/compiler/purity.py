@@ -15,6 +15,7 @@ _BUILTINS_FRESH = """abs all any ascii bin bool bytes callable chr complex divmo
 issubclass len oct ord pow range repr round str type AssertionError Exception RuntimeError ValueError KeyError IndexError
 TypeError StopIteration ArithmeticError ZeroDivisionError""".split()
 _SCALAR = {f"builtins.{name}" for name in "all any bool float hash int isinstance len str repr".split()}
+_SCALAR |= {f"random.{name}" for name in "random randint randrange uniform gauss normalvariate getrandbits".split()}
 
 _PURE_PREFIXES = (
     "torch.",
@@ -146,7 +147,7 @@ def is_fresh(qualified: str) -> bool:
 
 
 def is_scalar(qualified: str) -> bool:
-    """Whether the result of a pure call is a number, a string or another value without parts."""
+    """Whether the result of a call is a number, a string or another value without parts."""
     return qualified in _SCALAR or qualified.startswith(("math.", "cmath.", "statistics."))
 
 

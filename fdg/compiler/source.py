@@ -37,8 +37,9 @@ class Origin:
     end_line: int
     text: str
 
-    def error(self, reason: str, hint: str = "") -> CompileError:
-        return CompileError(reason, file=self.file, line=self.line, column=self.column, source=self.text, hint=hint)
+    def error(self, reason: str, hint: str = "", notes: Sequence[str] = ()) -> CompileError:
+        place = {"file": self.file, "line": self.line, "column": self.column, "source": self.text}
+        return CompileError(reason, **place, hint=hint, notes=notes)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)

@@ -12,11 +12,24 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from fdg.compiler.effects import Analysis
-from fdg.compiler.ir import EVERYTHING, Statement
-from fdg.compiler.lower import Method, may_take, method_call, operation_of, spread
+from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
+from fdg.compiler.lower import Method, may_take, method_call, operation_of, spread, variable
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Origin
 from fdg.compiler.tree import children, find
+
+RESULT = "<result>"
+
+
+@dataclass
+class Cause:
+    """Why a variable is varying: what a line made of it, and from which variable."""
+
+    origin: Origin
+    source: tuple[tuple[str, str], str] | None
+    """The variable it stems from: (method, name); None where a component call made it."""
+    direct: bool = True
+    """Whether the line names the variable; else it changes the object under another name."""
 
 
 @dataclass
@@ -40,6 +53,9 @@ class Typing:
         self.parameters_out: dict[tuple[str, str], set[str]] = {}
         self.returns_early: dict[tuple[str, str], bool] = {}
         self.controlled: set[tuple[str, str]] = set()
+        self.causes: dict[tuple[tuple[str, str], str], Cause] = {}
+        self.conditions: list[tuple[tuple[str, str], str]] = []
+        """Varying variables that the enclosing conditions read, the innermost last."""
         self.report = False
         previous = None
         for _ in range(20):
@@ -60,6 +76,7 @@ class Typing:
         for method in analysis.methods.values():
             if method.name != "__init__":
                 self.run(method)
+                method.summary.made_global = self.made_global()
 
     def run(self, method: Method) -> None:
         self.method = method
@@ -81,16 +98,72 @@ class Typing:
 
     def assign(self, statement: Statement, state: set[str], varying: bool) -> set[str]:
         head = statement.head
-        attributes = {name for name in head.writes | head.mutates if name.startswith("self.") and name != EVERYTHING}
-        if varying:
-            self.attributes |= attributes
-            return state | {name for name in head.writes | head.mutates if not name.startswith(("self.", "global "))}
-        return state - head.strong
+        if not varying:
+            return state - head.strong - {f"?{name}" for name in head.strong}
+        names = {name for name in head.writes | head.mutates if name != EVERYTHING and not name.startswith("global ")}
+        self.explain(names, statement, state)
+        self.attributes |= {name for name in names if is_attribute(name)}
+        own = {name for name in names if not is_attribute(name)}
+        weak = {name for name in statement.parts.get("weak", set()) | own if self.is_weak(name, statement, state)}
+        return (state | own) - {f"?{name}" for name in own} | {f"?{name}" for name in weak & own}
+
+    def is_weak(self, name: str, statement: Statement, state: set[str]) -> bool:
+        """Whether a variable is varying only because a varying object may hold its object (`?name` in a state)."""
+        if name in statement.parts.get("weak", set()):
+            return True
+        sources = statement.head.reads & (state | self.attributes)
+        return bool(sources) and not self.conditions and all(f"?{source}" in state for source in sources)
+
+    def key(self, name: str) -> tuple[tuple[str, str], str]:
+        return (("", "") if is_attribute(name) else self.method.key), name
+
+    def source(self, reads: set[str], state: set[str]) -> tuple[tuple[str, str], str] | None:
+        """The varying variable that something reads; else the one that a condition around it reads."""
+        found = sorted(reads & (state | self.attributes), key=lambda name: (is_attribute(name), name))
+        return self.key(found[0]) if found else self.conditions[-1] if self.conditions else None
+
+    def explain(self, names: set[str], statement: Statement, state: set[str]) -> None:
+        origin, reads = statement.origin, statement.head.reads
+        direct_names = statement.head.writes | reads
+        for name in names:
+            known, direct = self.causes.get(self.key(name)), name in direct_names
+            if known is None or (direct and not known.direct):
+                self.causes[self.key(name)] = Cause(origin, self.source(reads - {name}, state), direct)
+
+    def chain(self, name: str) -> list[str]:
+        """The steps that made a variable varying, the last one first."""
+        lines: list[str] = []
+        key: tuple[tuple[str, str], str] | None = self.key(name)
+        seen = set()
+        while key in self.causes and key not in seen and len(lines) < 8:
+            seen.add(key)
+            cause = self.causes[key]
+            source = self.shown(cause.source, cause.origin)
+            what = "the result" if key[1] == RESULT else f"`{key[1]}`"
+            origin = f", from `{source[1]}`" if source is not None and source[1] != RESULT else ""
+            lines.append(f"{what} is varying: line {cause.origin.line}: {cause.origin.text.strip()}{origin}")
+            key = source
+        return lines
+
+    def shown(self, key: tuple[tuple[str, str], str] | None, origin: Origin) -> tuple[tuple[str, str], str] | None:
+        """A variable that stands in the user's line: what is the compiler's own stems from one there."""
+        for _ in range(8):
+            if key not in self.causes or key[1] == RESULT or key[1] in origin.text:
+                break
+            key = self.causes[key].source
+        return key
+
+    def hint(self, name: str, lines: list[str]) -> str:
+        told = f"self.msrl.gather({name}), or mean, sum, all, any"
+        if any("len(" in line for line in lines):
+            told += "; the length of a varying list is varying too: self.msrl.all(len(x) == n)"
+        return told
 
     def statement(self, statement: Statement, state: set[str], control: bool) -> set[str]:
         statement.parts["in"] = set(state) | self.attributes
         head = statement.head
         reads = head.reads
+        depth = len(self.conditions)
         if statement.kind == "simple":
             after = self.simple(statement, state, control, reads)
         else:
@@ -106,20 +179,26 @@ class Typing:
                     if name.startswith("handler"):
                         merged |= self.block(block, set(merged), control)
                 after = self.block(statement.blocks["finalbody"], merged, control)
-            elif statement.kind == "with":
-                after = self.block(statement.blocks["body"], self.assign(statement, state, varying), control)
             else:
+                self.enter(statement, state)
                 state = self.assign(statement, state, varying)
                 after = set().union(*(self.block(block, set(state), varying) for block in statement.blocks.values()))
                 if statement.kind == "match":
                     after |= state
+                self.conditions = self.conditions[:depth]
             if self.report and varying:
                 self.check_controlled(statement)
         statement.parts["out"] = set(after) | self.attributes
         return after
 
+    def enter(self, statement: Statement, state: set[str]) -> None:
+        """Note the varying variable that a condition reads."""
+        found = self.source(statement.head.reads, state)
+        if found is not None:
+            self.conditions.append(found)
+
     def check_controlled(self, statement: Statement) -> None:
-        if statement.kind not in ("for", "while", "if", "match"):
+        if statement.kind == "try":
             return
         for inner in statement.children():
             for below in inner.walk():
@@ -130,16 +209,26 @@ class Typing:
                         f"with {self.analysis.actors} actors each would come here a different number of times",
                         "a condition that is the same for all actors, such as self.msrl.all(…), self.msrl.any(…) or "
                         "self.msrl.mean(…)",
+                        self.chain_of(statement),
                     )
+
+    def chain_of(self, statement: Statement) -> list[str]:
+        """Why a condition is varying."""
+        found = self.source(statement.head.reads, statement.parts["in"])
+        return self.chain(found[1]) if found is not None and found[0] in (self.method.key, ("", "")) else []
 
     def loop(self, statement: Statement, state: set[str], varying: bool) -> set[str]:
         loop = _Loop(varying)
         self.loops.append(loop)
         while True:
             before = (set(state), loop.varying)
+            depth = len(self.conditions)
+            if loop.varying:
+                self.enter(statement, state)
             state = self.assign(statement, state, loop.varying)
             body = self.block(statement.blocks["body"], set(state), loop.varying)
             state = state | body | loop.after
+            self.conditions = self.conditions[:depth]
             # The condition is read again on each turn.
             if self.is_varying(statement.head.reads, state):
                 loop.varying = True
@@ -159,7 +248,7 @@ class Typing:
             if control and not self.loops[-1].varying:
                 self.loops[-1].varying = True
         elif isinstance(node, cst.Return):
-            self.returned(node, state, control)
+            self.returned(statement, state, control)
             if control and not self.returns_early.get(self.method.key):
                 self.returns_early[self.method.key] = True
                 for loop in self.loops:
@@ -173,12 +262,51 @@ class Typing:
         if operations:
             statement.varying = False
             return self.global_call(statement, state, control, reads)
-        statement.varying = control or self.is_varying(reads, state)
+        statement.varying = control or self.is_varying(reads, state) or self.touches_varying(statement, state)
+        if self.strict and statement.varying:
+            self.promote(statement, self.method.summary.aliases.classes(self.objects(head.writes)), state)
         return self.assign(statement, state, statement.varying)
 
-    def returned(self, node: cst.Return, state: set[str], control: bool) -> None:
+    def objects(self, names: set[str]) -> set[str]:
+        """Of some variables, those that may be more than a number."""
+        return {name for name in names if self.analysis.kind_of(name, self.method) != "scalar"}
+
+    def made_global(self) -> set[str]:
+        """Variables that may hold a global object somewhere in this method."""
+        made = set(self.method.parameters)
+        for method in self.analysis.methods.values():
+            for below in walk(method.body):
+                if not below.varying and (not below.head.helpers or "global" in below.parts):
+                    made |= {name for name in below.head.writes if is_attribute(name) or method is self.method}
+        return made
+
+    def touches_varying(self, statement: Statement, state: set[str]) -> bool:
+        """Whether a statement changes an object that the actors have their own of, or gives it another name."""
+        if not self.strict or any(name.startswith("global ") for name in statement.head.mutates):
+            return False  # the module's state is the driver's
+        bound = {name for name in statement.head.writes if is_attribute(name)}
+        return self.is_varying(self.objects(statement.head.mutates | bound), state)
+
+    def promote(self, statement: Statement, names: set[str], state: set[str]) -> None:
+        """A global object that gets a varying name is each actor's own from here on, under all its names."""
+        if statement.head.reads & names - state - self.attributes:
+            found = {name for name in names if not name.startswith(("<", "global "))}
+            if not self.is_renaming(statement):
+                statement.parts["weak"] = found - state - statement.head.writes | statement.parts.get("weak", set())
+            statement.head.mutates = statement.head.mutates | found
+            statement.whole.mutates = statement.whole.mutates | found
+
+    def is_renaming(self, statement: Statement) -> bool:
+        """Whether a statement only gives an object another name."""
+        node = statement.parts["node"]
+        return isinstance(node, cst.Assign) and variable(node.value, self.method) != ""
+
+    def returned(self, statement: Statement, state: set[str], control: bool) -> None:
         """Note what a method returns."""
-        value = node.value
+        value = statement.parts["node"].value
+        found = self.source(statement.head.reads, state)
+        if found is not None:
+            self.causes.setdefault(self.key(RESULT), Cause(statement.origin, found))
         items = [item.value for item in value.elements] if isinstance(value, cst.Tuple) else [value]
         if any(
             isinstance(item, cst.StarredElement) for item in (value.elements if isinstance(value, cst.Tuple) else ())
@@ -195,10 +323,11 @@ class Typing:
         else:
             self.result[self.method.key] = [any(known) or any(parts)]
 
-    def bind_result(self, statement: Statement, state: set[str], parts: list[bool]) -> set[str]:
+    def bind_result(self, statement: Statement, state: set[str], parts: list[bool], called: Method) -> set[str]:
         """Give a helper's results to the variables that take them."""
         node = statement.parts["node"]
         targets = node.targets if isinstance(node, cst.Assign) else []
+        attributes = {n for target in targets for n in names_in(target.target, self.method) if is_attribute(n)}
         for target in targets:
             inner = target.target
             if isinstance(inner, cst.Tuple) and len(inner.elements) == len(parts) and isinstance(node.value, cst.Call):
@@ -207,9 +336,16 @@ class Typing:
                 pairs = [(inner, any(parts))]
             for place, part in pairs:
                 names = names_in(place, self.method)
+                if not part:
+                    statement.parts["global"] = True
+                    # A global object that goes by a varying attribute too will be each actor's own.
+                    part = self.strict and self.is_varying(self.objects(attributes), state)
                 if part:
-                    self.attributes |= {name for name in names if name.startswith("self.")}
-                    state = state | {name for name in names if not name.startswith("self.")}
+                    source = (called.key, RESULT)
+                    for name in names - state - self.attributes:
+                        self.causes.setdefault(self.key(name), Cause(statement.origin, source))
+                    self.attributes |= {name for name in names if is_attribute(name)}
+                    state = state | {name for name in names if not is_attribute(name)}
                 else:
                     state = state - names
         return state
@@ -219,9 +355,21 @@ class Typing:
         varying = state | self.attributes
         misused = sorted((reads - head.joined) & varying)
         if self.report and misused:
+            found = self.shown(self.key(misused[0]), statement.origin)
+            name = found[1] if found is not None and found[1] != RESULT else misused[0]
+            lines = self.chain(name)
             raise place_of(statement, misused[0], self.method).error(
-                f"`{misused[0]}` is varying (one value per actor), but `{head.calls[0]}` needs a global one",
-                f"self.msrl.gather({misused[0]}), or mean, sum, all, any",
+                f"`{name}` is varying (one value per actor), but `{head.calls[0]}` needs a global one",
+                self.hint(name, lines),
+                lines,
+            )
+        shared = sorted(name for name in head.joined if f"?{name}" in state)
+        if self.report and shared:
+            raise place_of(statement, shared[0], self.method).error(
+                f"`{shared[0]}` is one value, but a varying object may hold it: each actor has its own copy, and "
+                f"`{head.calls[0]}` would join them",
+                "a copy of it in the varying object, such as x.clone()",
+                self.chain(shared[0]),
             )
         if self.strict:
             # What is joined is a new value: the call cannot write into the actors' own.
@@ -239,6 +387,7 @@ class Typing:
             for parameter, names in arguments.items():
                 if control or self.is_varying(names, state):
                     known.add(parameter)
+                    self.causes.setdefault((method.key, parameter), Cause(statement.origin, self.source(names, state)))
             if control:
                 self.controlled.add(method.key)
             result = self.result.get(method.key, [False])
@@ -246,19 +395,13 @@ class Typing:
             grown = {name for parameter in touched for name in arguments.get(parameter, set())} & statement.head.mutates
             operations = [OPERATIONS[name] for name in statement.head.calls]
             statement.varying = control or not any(operation.per == "one" for operation in operations)
-            if (
-                self.report
-                and any(operation.per == "one" for operation in operations)
-                and grown - state - self.attributes
-            ):
-                name = sorted(grown - state)[0]
-                raise statement.origin.error(
-                    f"`{method.name}` fills `{name}` with varying values, but `{name}` is global here",
-                    f"let `{method.name}` make and return it",
-                )
-            state = state | {name for name in grown if not name.startswith("self.")}
-            self.attributes |= {name for name in grown if name.startswith("self.")}
-            return self.bind_result(statement, state, [True] if control else result)
+            grown = self.method.summary.aliases.classes(grown) & statement.head.mutates
+            if self.strict:
+                attributes = self.method.summary.aliases.classes(statement.head.mutates & self.attributes)
+                statement.parts["promote"] = self.objects(grown | attributes) & self.made_global()
+            state = state | {name for name in grown if not is_attribute(name)}
+            self.attributes |= {name for name in grown if is_attribute(name)}
+            return self.bind_result(statement, state, [True] if control else result, method)
         statement.varying = varying
         return self.assign(statement, state, varying)
 
