@@ -83,7 +83,7 @@ class PolicyLearner(Learner):
 
     def learn(self, rows: TensorDict) -> dict[str, torch.Tensor]:
         returns = rows["return"]
-        advantage = (returns - returns.mean()) / (returns.std() + 1e-8)
+        advantage = (returns - self.mean(returns)) / (self.std(returns) + 1e-8)
         log_prob = self.policy(rows["observation"]).log_prob(rows["action"])
         loss = -(log_prob * advantage).mean()
         self.optimizer.zero_grad()
@@ -91,8 +91,8 @@ class PolicyLearner(Learner):
         self.optimizer.param_groups[0]["lr"] = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
         self.optimizer.step()
         self.updates += 1
-        episodes = rows["next", "done"].sum()
-        mean_return = rows["next", "reward"].sum() / episodes  # of the episodes that count, see `quotas`
+        episodes = self.sum(rows["next", "done"])
+        mean_return = self.sum(rows["next", "reward"]) / episodes  # of the episodes that count, see `quotas`
         return {"loss": loss.detach(), "episodes": episodes, "episodic_return": mean_return}
 
 

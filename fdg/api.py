@@ -10,6 +10,7 @@ from fdg.config import Config
 from fdg.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
     from tensordict import TensorDictBase
 
     from fdg.msrl import MSRL
@@ -32,11 +33,32 @@ class Actor:
 
 
 class Learner:
-    """Turns data into better weights."""
+    """Turns data into better weights.
+
+    `mean`, `std` and `sum` are over all rows of the batch, also where several learners have some of its rows each.
+    """
 
     def learn(self, *args: Any, **kwargs: Any) -> Any:
         """One update; returns what the trainer wants to know of it (a loss, a dict of numbers, a TensorDict)."""
         raise NotImplementedError(f"{type(self).__name__}.learn is not written: update the weights and return the loss")
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        """The mean of a value over all rows of the batch: `x.mean()`."""
+        from fdg import statistics
+
+        return statistics.mean(x)
+
+    def std(self, x: torch.Tensor) -> torch.Tensor:
+        """The standard deviation of a value over all rows of the batch: `x.std()`."""
+        from fdg import statistics
+
+        return statistics.std(x)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of a value over all rows of the batch: `x.sum()`."""
+        from fdg import statistics
+
+        return statistics.total(x)
 
 
 @dataclass

@@ -179,6 +179,7 @@ def graph(
     dist_policy: PolicyName = None,
     actors: Annotated[str, typer.Option(metavar="A", help="Logical actors.")] = "1",
     replay_shards: Annotated[str, typer.Option(metavar="K", help="Shards of the replay buffer.")] = "1",
+    workers: Annotated[str | None, typer.Option(metavar="W", help="Workers; by default one per actor.")] = None,
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="What to draw.")] = None,
     source: Annotated[bool, typer.Option("--source", help="Print the generated code instead.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
@@ -186,6 +187,7 @@ def graph(
     """Draw the fragmented dataflow graph of a trainer under a policy, or print the code that runs."""
     target = find_target(algorithm)
     size = count("--actors", actors, 1), count("--replay-shards", replay_shards, 1)
+    copies = None if workers is None else count("--workers", workers, 1)
     if format is None:
         suffix = output.suffix if output and not source else ""
         if suffix and suffix not in SUFFIXES:
@@ -199,7 +201,7 @@ def graph(
 
     from fdg.draw import draw
 
-    drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size)
+    drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size, copies)
     text = sources(drawn) if source else draw(drawn, format)
     console = Console()
     if output is not None:
@@ -234,6 +236,7 @@ def check(
     typer.echo(f"OK  config  {config}")
 
     from fdg.api import build_parts
+    from fdg.compiler.rowwise import check_learner
     from fdg.runtime.environments import make_env
 
     environment = make_env(config.env, config.envs, config.seed)
@@ -245,6 +248,8 @@ def check(
     for policy in policies:
         try:
             found = project(target, policy, config.actors, config.replay_shards)
+            if policy.replicated:
+                check_learner(agent.learner, policy.name)
         except PolicyError as error:
             if dist_policy:
                 raise
@@ -322,11 +327,16 @@ def configure(ctx: typer.Context, target: registry.Target, settings: list[str] |
     return trainer, read_config(trainer.config_class(), given, ctx.args, settings or [], known)
 
 
-def project(target: registry.Target, policy: Any, actors: int, replay_shards: int) -> Graph:
+def project(target: registry.Target, policy: Any, actors: int, replay_shards: int, workers: int | None = None) -> Graph:
     from fdg import compiler
 
     return compiler.project(
-        file=target.file, class_name=target.class_name, policy=policy, actors=actors, replay_shards=replay_shards
+        file=target.file,
+        class_name=target.class_name,
+        policy=policy,
+        actors=actors,
+        replay_shards=replay_shards,
+        workers=workers,
     )
 
 

@@ -53,6 +53,10 @@ class PolicyError(UsageError):
     """A distribution policy that does not fit the program."""
 
 
+class LearnerError(CompileError, PolicyError):
+    """A learner whose `learn` cannot be split by rows, under a policy that has several learners."""
+
+
 class CheckpointError(UsageError):
     """A checkpoint that cannot be written, read, or brought into the program as it is."""
 

@@ -66,11 +66,11 @@ class Region:
 
 @dataclass
 class Fragment:
-    """Components that run together. `replicas` counts logical copies, `per` says of what: actor, shard or one."""
+    """Components that run together. `replicas` counts logical copies, `per` says of what: actor, shard, worker or one."""
 
     name: str
     components: list[str]
-    per: Literal["actor", "shard", "one"] = "one"
+    per: Literal["actor", "shard", "worker", "one"] = "one"
     replicas: int = 1
     placement: str = "inprocess"
     regions: list[Region] = field(default_factory=list)

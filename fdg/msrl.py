@@ -58,6 +58,8 @@ class MSRL:
         self._sample_work = sample_work
         self.version = 0
         """How many times the learner has learned."""
+        self.replica: Any = None
+        """Takes the place of `learn` where the learner is one of several."""
         self.record = Record()
         self._phases = self.record.phases
         self._env_stream = streams.of("env", index)
@@ -165,7 +167,10 @@ class MSRL:
         args = tuple([self._joined(value) for value in args])
         kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
         with self._learner_stream:
-            result = self._learner.learn(*args, **kwargs)
+            if self.replica is None:
+                result = self._learner.learn(*args, **kwargs)
+            else:
+                result = self.replica.learn(args, kwargs)
         if self._several:
             result = copied(result, {})  # a value of its own, whatever the arguments were joined from
         elif isinstance(result, torch.Tensor) and result.requires_grad:

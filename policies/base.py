@@ -5,7 +5,8 @@
         fragments = {"actors": ("env", "actor"), "learner": ("buffer", "learner")}
 
 A fragment of only environments or actors is replicated once per logical actor, a fragment of only the buffer once per
-replay shard; every other fragment exists once.
+replay shard; every other fragment exists once. `replicated = ("learner",)` gives every worker a learner: each learns from
+some rows of every batch, and gradients are summed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Policy:
 
     name: ClassVar[str] = ""
     fragments: ClassVar[dict[str, tuple[str, ...]]] = {}
+    replicated: ClassVar[tuple[str, ...]] = ()
+    """Components that exist once per worker: the learner can."""
     doc: ClassVar[str] = ""
 
     @classmethod
@@ -29,9 +32,11 @@ class Policy:
         return next(name for name, components in cls.fragments.items() if component in components)
 
     @classmethod
-    def per(cls, fragment: str) -> Literal["actor", "shard", "one"]:
+    def per(cls, fragment: str) -> Literal["actor", "shard", "worker", "one"]:
         """What a fragment is replicated by."""
         components = set(cls.fragments[fragment])
+        if components & set(cls.replicated):
+            return "worker"
         if components <= {"env", "actor"}:
             return "actor"
         return "shard" if components == {"buffer"} else "one"
@@ -50,6 +55,16 @@ class Policy:
                 raise PolicyError(
                     f"policy {cls.name!r} places component {component!r} {placed.count(component)} times; "
                     f"write it into exactly one entry of `fragments` (seen: {cls.fragments})"
+                )
+        for component in cls.replicated:
+            if component != "learner":
+                raise PolicyError(
+                    f'policy {cls.name!r} replicates {component!r}; only the learner can be: replicated = ("learner",)'
+                )
+            if "buffer" in cls.fragments[cls.fragment_of(component)]:
+                raise PolicyError(
+                    f"policy {cls.name!r} replicates the learner together with the buffer, and a batch is drawn once; give "
+                    "the buffer a fragment of its own"
                 )
         for fragment in cls.fragments:
             if not fragment.isidentifier() or fragment == "driver":

@@ -280,6 +280,13 @@ class Coordinator:
                 count.episodes += report["episodes"]
             if task.instance[:2] == (self.learner, "one"):
                 self.version = report["version"]
+            if report.get("reduced"):
+                edge = self.graph.edge(self.learner, self.learner, "gradients")
+                if edge is None:
+                    raise GraphError(
+                        f"the graph has no edge {self.learner} → {self.learner} for `gradients`, which its replicas need"
+                    )
+                edge.bytes += report["reduced"]
         longest = max(places.values(), key=lambda phases: sum(phases.values()))
         for phase, spent in longest.items():
             self.phases[phase] += spent
@@ -311,9 +318,10 @@ class Coordinator:
         owners = {
             item.shelf.owner for item in (given if isinstance(given, Varying) else [given]) if isinstance(item, Handle)
         }
-        for owner in owners - {DRIVER, target}:
-            edge = self.edge(owner, target, name)
-            edge.bytes += size // len(owners)
+        for owner in owners - {DRIVER}:
+            edge = self.graph.edge(owner, target, name) if owner == target else self.edge(owner, target, name)
+            if edge is not None:
+                edge.bytes += size // len(owners)
 
     def edges_of(self, source: str, target: str) -> str:
         found = [edge.value for edge in self.graph.edges if (edge.source, edge.target) == (source, target)]

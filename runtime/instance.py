@@ -169,6 +169,8 @@ class Instance:
         record, env = self.msrl.record, self.msrl._env
         seen: dict[str, Any] = {"phases": dict(record.phases), "version": self.msrl.version}
         record.phases.update(dict.fromkeys(record.phases, 0.0))
+        if self.msrl.replica is not None:
+            seen["reduced"] = self.msrl.replica.take_bytes()
         if env is not None:
             seen.update(frames=env.frames, episodes=env.drain_episodes())
         return seen
@@ -200,10 +202,10 @@ def entered(found: tuple[Any, ...] | None) -> Iterator[None]:
 class Host:
     """The instances of one place, and how they perform tasks."""
 
-    def __init__(self, instances: dict[InstanceKey, Instance], board: Weights) -> None:
-        self.instances, self.board = instances, board
+    def __init__(self, instances: dict[InstanceKey, Instance], board: Weights, publishes: bool = True) -> None:
+        self.instances, self.board, self.publishes = instances, board, publishes
         for instance in instances.values():
-            if instance.msrl._learner is not None:
+            if instance.msrl._learner is not None and publishes:
                 board.write(instance.weights, instance.msrl.version)
 
     def perform(self, task: Task, bring: Callable[[InstanceKey, tuple[int, ...]], tuple[Any, ...]]) -> Reply:
@@ -222,7 +224,7 @@ class Host:
         version = instance.msrl.version
         with entered(task.modes):
             result = instance.call(task.region, inputs)
-        if instance.msrl.version != version:
+        if instance.msrl.version != version and self.publishes:
             self.board.write(instance.weights, instance.msrl.version)
         results = (result,) if len(task.outputs) == 1 else result or ()
         lent = {id(value) for value in task.lent} if task.lend else set()
@@ -272,7 +274,9 @@ class Host:
             lost += load_component_state(instance.msrl, state)
             instance.version = -1  # older than any: the next region that acts gets the learner's weights
             instance.marks = [tensor._version for tensor in instance.weights]
-            if instance.msrl._learner is not None:
+            if instance.msrl.replica is not None:
+                instance.msrl.replica.renew()
+            if instance.msrl._learner is not None and self.publishes:
                 self.board.write(instance.weights, instance.msrl.version)
         return lost
 

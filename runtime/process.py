@@ -1,6 +1,7 @@
 """The process engine: fragments in worker processes of this machine, tensors by shared memory.
 
     actors      W workers, each with some of the logical actors
+    learners    in each of W workers beside its actors, where the policy replicates the learner; they run in lock step
     replay      one worker per shard; the router is here, in the driver's process
     the rest    one worker per fragment
 
@@ -25,6 +26,7 @@ import torch
 from fdg.errors import RunError, WorkerLost
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.forkserver import ForkServer, for_one_run
+from fdg.runtime.group import PeerFailed, Seat, open_store
 from fdg.runtime.inprocess import perform_copied
 from fdg.runtime.instance import From, Here, Host, InstanceKey, LocalWeights, Reply, Task
 from fdg.runtime.parts import Parts, prepare_to_send
@@ -102,10 +104,14 @@ class Processes:
         self.arena, self.library = Arena(DRIVER), Library()
         self.remotes: list[Remote] = []
         self.homes: dict[InstanceKey, Remote] = {}
+        self.replicas: dict[InstanceKey, list[Remote]] = {}
+        """Instances that exist in several workers. The first is their home: its replies count."""
         self.published: dict[InstanceKey, dict[tuple[int, ...], Slot]] = {}
         self.host: Host | None = None
         self.buffer: RemoteBuffer | None = None
         self.shards: list[Remote] = []
+        self.store: Any = None
+        """Where replicas of a learner find each other."""
         self._stack = contextlib.ExitStack()
         try:
             self._start(self._stack.enter_context(for_one_run()))
@@ -126,9 +132,13 @@ class Processes:
         local: list[InstanceKey] = []
         for name, fragment in parts.fragments.items():
             keys = [key for key in parts.instance_keys() if key[0] == name]
-            if fragment.per == "actor":
+            if fragment.per in ("actor", "worker"):
                 count = min(options.workers or os.cpu_count() or 1, parts.config.actors)
-                groups = [[key for key in keys if key[2] * count // parts.config.actors == w] for w in range(count)]
+                count = fragment.replicas if fragment.per == "worker" else count
+                groups = [
+                    [key for key in keys if key[1] == "one" or key[2] * count // parts.config.actors == w]
+                    for w in range(count)
+                ]
                 plan += [(f"{name}[{w}]", group) for w, group in enumerate(groups)]
             elif fragment.per == "shard" and parts.buffer is not None:
                 local += keys
@@ -136,7 +146,9 @@ class Processes:
                 plan.append((name, keys))
         for name, keys in plan:
             remote = self._fork(server, name)
-            self.homes.update(dict.fromkeys(keys, remote))
+            for key in keys:
+                self.homes.setdefault(key, remote)
+                self.replicas.setdefault(key, []).append(remote)
         if local:
             count = parts.config.replay_shards
             self.shards = [self._fork(server, f"replay[{shard}]") for shard in range(count)]
@@ -144,7 +156,8 @@ class Processes:
             remote.ask("path", [entry or os.getcwd() for entry in sys.path])
         self.hear(self.remotes)
         for (_, keys), remote in zip(plan, self.remotes, strict=False):
-            remote.ask("start", parts, keys, bool(weights), options.threads, needs=board, doing="start")
+            seat = self._seat(keys, remote)
+            remote.ask("start", parts, keys, bool(weights), options.threads, seat, needs=board, doing="start")
         for index, remote in enumerate(self.shards):
             shard = parts.buffer.shard(index, parts.config.actors, len(self.shards))  # type: ignore[union-attr]
             remote.ask("start_shard", shard, options.threads, doing="start")
@@ -162,6 +175,15 @@ class Processes:
         remote = Remote(len(self.remotes) + 1, name, server, self.arena, self.library)
         self.remotes.append(remote)
         return remote
+
+    def _seat(self, keys: list[InstanceKey], remote: Remote) -> Seat | None:
+        """A worker's place among the replicas of a learner; None if there is one learner."""
+        for key in keys:
+            if key[1] == "one" and len(self.replicas[key]) > 1 and self.parts.agent.learner is not None:
+                self.store = self.store or open_store()
+                found = self.replicas[key]
+                return Seat(found.index(remote), len(found), self.store.port, self.options.deadline)
+        return None
 
     def _open_replay(self, keys: list[InstanceKey]) -> None:
         parts, options = self.parts, self.options
@@ -185,7 +207,7 @@ class Processes:
     def stop(self) -> None:
         for remote in self.remotes:
             remote.kill()
-        self.remotes, self.shards, self.homes = [], [], {}
+        self.remotes, self.shards, self.homes, self.replicas, self.store = [], [], {}, {}, None
         self._stack.close()
         self.library.close()
         self.arena.close()
@@ -205,7 +227,7 @@ class Processes:
             except BaseException as error:
                 failed.append((remote.number, error))
         if failed:
-            raise min(failed, key=lambda pair: pair[0])[1]
+            raise min(failed, key=lambda pair: (isinstance(pair[1], PeerFailed), pair[0]))[1]
         return [answers[remote.number] for remote in remotes]
 
     def next(self, remotes: Sequence[Remote]) -> Remote:
@@ -234,11 +256,12 @@ class Processes:
         mine: list[Slot] = []
         groups: dict[int, tuple[Remote, list[tuple[Packed, Any]], set[Slot], str]] = {}
         for task in tasks:
-            remote = self.homes[task.instance]
-            given = self.locate(task, remote, mine)
-            group = groups.setdefault(remote.number, (remote, [], set(), self.describe(task)))
-            group[1].append((Packed(task), given))
-            group[2].update(slot for where in given.values() for slot in _slots_of(where))
+            packed = Packed(task)
+            for remote in self.replicas[task.instance]:
+                given = self.locate(task, remote, mine)
+                group = groups.setdefault(remote.number, (remote, [], set(), self.describe(task)))
+                group[1].append((packed, given))
+                group[2].update(slot for where in given.values() for slot in _slots_of(where))
         for remote, requests, needs, doing in groups.values():
             remote.ask("perform", requests, needs=tuple(needs), doing=doing)
         remotes = [group[0] for group in groups.values()]
@@ -346,9 +369,9 @@ class Processes:
         return merged([*states, self.host.state()] if self.host is not None else states)
 
     def load_state(self, state: dict[str, Any]) -> list[str]:
-        hosts = list(dict.fromkeys(self.homes.values()))
+        hosts = list(dict.fromkeys(remote for remotes in self.replicas.values() for remote in remotes))
         for remote in hosts:
-            mine = [key for key, home in self.homes.items() if home is remote]
+            mine = [key for key, remotes in self.replicas.items() if remote in remotes]
             remote.ask("load_state", self.part_of(state, mine))
         lost = [item for answer in self.hear(hosts) for item in answer]
         return lost + (self.host.load_state(state) if self.host is not None else [])
@@ -368,8 +391,9 @@ class Processes:
         if remote is None:
             assert self.host is not None
             return self.host.put(target, copied(values, {}))
-        remote.ask("put", target, values)
-        return self.hear([remote])[0]
+        for replica in self.replicas[target]:
+            replica.ask("put", target, values)
+        return self.hear(self.replicas[target])[0]
 
     # the learner ------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -227,6 +228,10 @@ class Run:
     def fragments(self, graph: Graph) -> tuple[Any, MSRL]:
         """The driver of the graph's fragments, which the engine hosts."""
         self.check_shared_state(graph)
+        if self.policy.replicated:
+            from fdg.compiler.rowwise import check_learner
+
+            check_learner(self.agent.learner, self.policy.name)
         own = {name: value for name, value in vars(self.trainer).items() if name not in self.shared_attributes}
         self.parts.attributes = own
         self.engine = self.start_engine(self.parts.with_graph(graph))
@@ -331,8 +336,15 @@ class Run:
             policy=self.policy,
             actors=self.config.actors,
             replay_shards=self.config.replay_shards,
+            workers=self.learners(),
             passes=PASSES if passes is None else passes,
         )
+
+    def learners(self) -> int:
+        """How many learners there are where each worker has one."""
+        if self.options.engine == "inprocess":
+            return 1
+        return self.options.workers or min(os.cpu_count() or 1, self.config.actors)
 
     def try_project(self) -> Graph | None:
         """The graph to show beside a local run, which does not need one."""

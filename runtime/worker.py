@@ -24,9 +24,11 @@ from tensordict import TensorDictBase
 from fdg.errors import RunError
 from fdg.msrl import sample_work
 from fdg.runtime.channel import Channel, Gone, Library
+from fdg.runtime.group import Group, Seat
 from fdg.runtime.instance import Host, InstanceKey, LocalWeights, Task, Weights
 from fdg.runtime.parts import Parts
 from fdg.runtime.replay import PRIORITY, Draw, Router, Shard, Update
+from fdg.runtime.replicas import Replica
 from fdg.runtime.rows import INDEX
 from fdg.runtime.shared import Arena, Board, Segment, Slot
 from fdg.runtime.weights import parameters_of
@@ -72,7 +74,9 @@ class Worker:
         sys.path[:] = entries
         importlib.invalidate_caches()
 
-    def start(self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int) -> dict[str, Any]:
+    def start(
+        self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int, seat: Seat | None = None
+    ) -> dict[str, Any]:
         torch.set_num_threads(threads)
         self.parts = parts
         weights: Weights = LocalWeights()
@@ -80,7 +84,10 @@ class Worker:
             ((_, segment),) = [item for item in self.library.segments.items() if item[0][0] == -1]
             actor_weights = parts.weights()
             weights = Board(actor_weights, segment)
-        self.host = Host(parts.instances(keys), weights)
+        self.host = Host(parts.instances(keys), weights, publishes=seat is None or seat.rank == 0)
+        if seat is not None and seat.size > 1:
+            msrl = self.learner()
+            msrl.replica = Replica(Group(seat), msrl._learner, msrl._weights)
         return {"fingerprint": fingerprint()}
 
     def start_shard(self, shard: Shard, threads: int) -> dict[str, Any]:

@@ -36,24 +36,28 @@ def project(
     policy: Any,
     actors: int = 1,
     replay_shards: int = 1,
+    workers: int | None = None,
     passes: Iterable[str] = PASSES,
 ) -> Graph:
     """Project a trainer (a class, or a file and a class name) onto a policy's fragments.
 
     `passes` are the optimizations to apply: hoist, merge, dead, resident. The program means the same without them.
+    `workers` is how many copies there are of what exists once per worker; by default one per actor.
     """
     chosen = frozenset(passes)
     for name in chosen - set(PASSES):
         raise UsageError(f"unknown pass {name!r}; {did_you_mean(name, PASSES)}")
     policy.check()
     source = from_class(trainer) if trainer is not None else from_file(file, class_name)
-    return Projection(source, policy, actors, replay_shards, chosen).graph
+    return Projection(source, policy, actors, replay_shards, chosen, workers or actors).graph
 
 
 class Projection:
     """One run of the compiler."""
 
-    def __init__(self, source: TrainerSource, policy: Any, actors: int, shards: int, passes: frozenset[str]) -> None:
+    def __init__(
+        self, source: TrainerSource, policy: Any, actors: int, shards: int, passes: frozenset[str], workers: int = 1
+    ) -> None:
         self.source, self.policy, self.passes = source, policy, passes
         self.analysis = analyse(source, actors)
         Typing(self.analysis)
@@ -81,7 +85,7 @@ class Projection:
             plans = [plan for plan in self.cutter.regions if plan.fragment == name]
             text = emitter.fragment(name, plans)
             per = policy.per(name)
-            replicas = {"actor": actors, "shard": shards, "one": 1}[per]
+            replicas = {"actor": actors, "shard": shards, "worker": workers, "one": 1}[per]
             regions = [
                 Region(
                     plan.name,

@@ -61,6 +61,8 @@ class Connect:
         calls = {name for plan in self.cutter.regions for name in plan.calls}
         if learner != actor and "agent_act" in calls and "agent_learn" in calls:
             self.add(learner, actor, "weights")
+        if self.per(learner) == "worker" and "agent_learn" in calls:
+            self.edges[learner, learner, "gradients"] = Edge(learner, learner, "gradients", "allreduce")
 
     def per(self, fragment: str) -> str:
         return "one" if fragment == DRIVER else self.cutter.policy.per(fragment)
@@ -74,9 +76,11 @@ class Connect:
         here, there = self.per(source), self.per(target)
         if "shard" in (here, there):
             return "gather" if here == "shard" else "route"
+        if source == target:
+            return "gather"
         if here == "actor":
-            return "gather" if there == "one" else "local"
-        if there == "actor":
+            return "gather" if there != "actor" else "local"
+        if there in ("actor", "worker"):
             return "scatter" if varying else "broadcast"
         return "send"
 
@@ -195,7 +199,8 @@ class Connect:
                 state = self.give(state, name, self.made(state, name) | HERE)
         for port in plan.inputs:
             for maker in self.made(state, port.name):
-                if maker != plan.fragment:
+                among = self.per(maker) == "worker" and plan.per == "one" and port.varying  # from all workers to each
+                if maker != plan.fragment or among:
                     self.add(maker, plan.fragment, port.name, port.varying)
                 if maker == DRIVER and self.analysis.kind_of(port.name, plan.method) != "scalar":
                     lent.add(aliases.find(port.name))
@@ -342,6 +347,8 @@ def edge_rates(edges: dict[Any, Edge], plans: list[RegionPlan], rates: Rates) ->
             inputs, outputs = {port.name for port in plan.inputs}, {port.name for port in plan.outputs}
             if edge.value == "weights":
                 hit = plan.fragment == edge.target and "agent_act" in plan.calls
+            elif edge.operator == "allreduce":
+                hit = plan.fragment == edge.target and "agent_learn" in plan.calls
             elif edge.target == DRIVER:
                 hit = plan.fragment == edge.source and edge.value in outputs | set(plan.restores)
             else:
