@@ -1,4 +1,4 @@
-"""The command line: `fdg train`, `graph`, `check`, `list`, `doctor`.
+"""The command line: `fdg train`, `compare`, `graph`, `check`, `list`, `doctor`.
 
 Everything heavy (torch, torchrl, the compiler) is imported inside the command that needs it, so that help, listings
 and drawings answer at once.
@@ -6,6 +6,9 @@ and drawings answer at once.
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import signal
 import tempfile
 import traceback
@@ -48,7 +51,9 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
-            if interrupts:  # a library on the way may have made another exception of it
+            if interrupts or isinstance(
+                error, KeyboardInterrupt
+            ):  # a library on the way may have made another exception of it
                 typer.echo("interrupted", err=True)
                 raise typer.Exit(130) from None
             if isinstance(error, MemoryError):
@@ -117,26 +122,44 @@ def fdg(
     """Write a reinforcement-learning algorithm once; choose at launch how it is distributed."""
 
 
+Workers = Annotated[str | None, typer.Option(metavar="W", help="Processes that share the actors (--engine process).")]
+Parallelism = Annotated[
+    str, typer.Option("--sample-parallelism", metavar="P", help="Sample requests in flight (--engine process).")
+]
+Work = Annotated[str, typer.Option("--sample-work", metavar="N", help="Rounds of arithmetic on each sampled row.")]
+Deadline = Annotated[
+    str, typer.Option("--deadline", metavar="S", help="Seconds without a sign of life before a worker counts as lost.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
 @app.command(**OPEN)
 def train(
     ctx: typer.Context,
     algorithm: Name = None,
     env: Env = None,
     dist_policy: PolicyName = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="What runs the fragments.")] = "inprocess",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="What runs the fragments (fdg list).")] = "inprocess",
     actors: Actors = None,
     envs: Envs = None,
-    workers: Annotated[str | None, typer.Option(metavar="W", help="Workers that serve the actors.")] = None,
+    workers: Workers = None,
     replay_shards: Shards = None,
-    sample_parallelism: Annotated[str, typer.Option(metavar="P", help="Sample requests in flight.")] = "1",
-    sample_work: Annotated[str, typer.Option(metavar="N", help="Rounds of arithmetic on each sampled row.")] = "0",
+    sample_parallelism: Parallelism = "1",
+    sample_work: Work = "0",
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
+    checkpoint_every: Annotated[
+        str, typer.Option(metavar="N", help="Iterations between two checkpoints; 0: only when stopped by Ctrl-C.")
+    ] = "0",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run: its folder, or one of its checkpoints.")
+    ] = None,
+    deadline: Deadline = "60",
     log_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is made.")] = Path("runs"),
     metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
     eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
     local: Annotated[bool, typer.Option("--local", help="Same as --dist-policy local.")] = False,
     help: Help = False,
 ) -> None:
@@ -146,29 +169,56 @@ def train(
     target = find_target(algorithm)
     if local and dist_policy not in (None, "local"):
         raise UsageError(f"--local and --dist-policy {dist_policy} disagree; give one of them")
-    policy = registry.find_policy("local" if dist_policy is None else dist_policy)
-    engine = registry.find_engine(engine)
-    physical: dict[str, Any] = {
-        "workers": None if workers is None else count("--workers", workers, 1),
-        "sample_parallelism": count("--sample-parallelism", sample_parallelism, 1),
-        "sample_work": count("--sample-work", sample_work, 0),
-        "eval_episodes": count("--eval-episodes", eval_episodes, 0),
-    }
+    flags = launch_flags(ctx, resume)
+    policy = registry.find_policy("local" if flags["dist_policy"] is None else flags["dist_policy"])
+    physical = read_launch_flags(flags)
     for path, folder in [(metrics_json, False), (log_dir, True)]:
         if path is not None:
             check_writable(path, folder)
-    trainer, config = configure(ctx, target, settings)
+    state = None
+    if resume is None:
+        trainer, config = configure(ctx, target, settings)
+    else:
+        trainer, config, state = go_on(ctx, target, settings, resume)
 
     from fdg.console import RunConsole
+    from fdg.flags import changes
+    from fdg.runtime.boundary import Stop
     from fdg.runtime.run import launch
     from fdg.runtime.runfolder import RunFolder, as_json
 
-    with ExitStack() as stack:
-        runs = stack.enter_context(RunFolder(log_dir, config.env, target.name, policy.name, config.seed))
-        observers: list[Any] = [runs]
-        if not quiet:
-            observers.append(stack.enter_context(RunConsole(folder=runs)))
-        result = launch(trainer, config, policy=policy, engine=engine, **physical, observers=observers)
+    if state is not None and not quiet and (changed := changes(config, state["config"])):
+        typer.echo(f"resumed with {changed}")
+    home = run_folder_of(resume)
+    if state is not None and home is not None:
+        runs = RunFolder.again(home, state)
+    else:
+        runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
+    runs.flags = {name: value for name, value in flags.items() if value is not None}
+    observers: list[Any] = [runs]
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(runs)
+            if not quiet:
+                observers.append(stack.enter_context(RunConsole(folder=runs)))
+            result = launch(
+                trainer,
+                config,
+                policy=policy,
+                **physical,
+                observers=observers,
+                folder=runs,
+                resume=state,
+                notice=notice,
+            )
+    except (Stop, KeyboardInterrupt, RunError) as error:
+        if runs.has_checkpoint():
+            said = "stopped with a checkpoint" if isinstance(error, Stop) else "there is a checkpoint"
+            command = ["fdg", "train", algorithm, "--resume", str(runs.path)]
+            typer.echo(f"{said}; go on with: {shlex.join(command)}", err=True)
+        if isinstance(error, Stop):
+            raise typer.Exit(130) from None
+        raise
     if metrics_json is not None:
         write(metrics_json, as_json(result.metrics), quiet)
 
@@ -313,18 +363,102 @@ def find_target(algorithm: str | None) -> registry.Target:
 
 def configure(ctx: typer.Context, target: registry.Target, settings: list[str] | None) -> tuple[type[Trainer], Config]:
     """The trainer and the config that the command line means."""
-    from fdg.flags import SHARED, read_config
     from fdg.runtime.backends import resolve_env
+
+    # What can be refused before torch is imported, is.
+    if ctx.params["env"] is not None:
+        resolve_env(ctx.params["env"])
+    if (light := target.light_config()) is not None:
+        read_flags(ctx, light, settings)
+    trainer = target.load()
+    return trainer, read_flags(ctx, trainer.config_class(), settings)
+
+
+def read_flags(ctx: typer.Context, cls: type[Config], settings: list[str] | None, base: Any = None) -> Config:
+    from fdg.flags import SHARED, read_config
 
     given = {name: ctx.params[name] for name in SHARED}
     known = [flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--")]
-    # What can be refused before torch is imported, is.
-    if given["env"] is not None:
-        resolve_env(given["env"])
-    if (light := target.light_config()) is not None:
-        read_config(light, given, ctx.args, settings or [], known)
+    return read_config(cls, given, ctx.args, settings or [], known, base)
+
+
+LAUNCH_FLAGS = (
+    "dist_policy",
+    "engine",
+    "workers",
+    "sample_parallelism",
+    "sample_work",
+    "checkpoint_every",
+    "deadline",
+    "eval_episodes",
+)
+"""How a run is launched, and not what it is: they may change when it goes on."""
+
+
+def launch_flags(ctx: typer.Context, resume: Path | None) -> dict[str, Any]:
+    """The flags of a launch. A run that goes on has those it had before, where no others are given."""
+    flags = {name: ctx.params[name] for name in LAUNCH_FLAGS}
+    given = {name for name in flags if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if ctx.params["local"]:
+        flags["dist_policy"] = "local"
+        given.add("dist_policy")
+    before = previous_flags(resume)
+    if given & {"dist_policy", "engine"}:  # what was right for other processes
+        before = {name: value for name, value in before.items() if name not in ("workers", "sample_parallelism")}
+    return flags | {name: value for name, value in before.items() if name in flags and name not in given}
+
+
+def previous_flags(resume: Path | None) -> dict[str, Any]:
+    """The flags with which a run was launched before; empty where nothing is known of them."""
+    home = run_folder_of(resume)
+    try:
+        return dict(json.loads((home / "launch.json").read_text())) if home is not None else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a launch as `launch` takes them, but for the policy."""
+    least = {"workers": 1, "sample_parallelism": 1, "sample_work": 0, "checkpoint_every": 0, "eval_episodes": 0}
+    values: dict[str, Any] = {"engine": registry.find_engine(flags["engine"])}
+    for name, at_least in least.items():
+        if name in flags:
+            text = flags[name]
+            values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
+    values["deadline"] = seconds("--deadline", flags["deadline"])
+    return values
+
+
+def run_folder_of(resume: Path | None) -> Path | None:
+    """The folder of the run that `--resume` names; None for a checkpoint that lies elsewhere."""
+    if resume is None:
+        return None
+    if resume.is_dir():
+        return resume
+    folder = resume.absolute().parent
+    return folder.parent if folder.name == "checkpoints" else None
+
+
+def go_on(
+    ctx: typer.Context, target: registry.Target, settings: list[str] | None, resume: Path
+) -> tuple[type[Trainer], Config, dict[str, Any]]:
+    """The trainer, the config and the state of a run that goes on: what is given now counts, and else what was then."""
+    from fdg.runtime.checkpoint import latest
+
+    latest(resume)  # refused before the rest is imported
     trainer = target.load()
-    return trainer, read_config(trainer.config_class(), given, ctx.args, settings or [], known)
+
+    from fdg.runtime import recovery
+
+    state = recovery.read(resume, trainer)
+    config = read_flags(ctx, trainer.config_class(), settings, state["config"])
+    recovery.check_config(state, config)
+    return trainer, config, state
+
+
+def notice(text: str) -> None:
+    """Tell the user something while a run goes on. Not through buffers: it may come from a signal handler."""
+    os.write(2, f"{text}\n".encode())
 
 
 def project(target: registry.Target, policy: Any, actors: int, replay_shards: int, workers: int | None = None) -> Graph:
@@ -379,6 +513,17 @@ def count(flag: str, text: str, least: int) -> int:
         raise UsageError(f"{flag} is {text!r}; expected int") from None
     if value < least:
         raise UsageError(f"{flag} is {value}; it must be at least {least}")
+    return value
+
+
+def seconds(flag: str, text: str) -> float:
+    """The time that a flag gives."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{flag} is {text!r}; expected a number of seconds") from None
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{flag} is {text}; it must be more than 0 seconds")
     return value
 
 

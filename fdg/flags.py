@@ -38,12 +38,18 @@ SHARED = tuple(field.name for field in dataclasses.fields(Config))
 
 
 def read_config(
-    cls: type[Config], given: Mapping[str, Any], extra: list[str], settings: list[str], known: Iterable[str] = ()
+    cls: type[Config],
+    given: Mapping[str, Any],
+    extra: list[str],
+    settings: list[str],
+    known: Iterable[str] = (),
+    base: Mapping[str, Any] | None = None,
 ) -> Config:
     """The config that a command line means.
 
     `given` are the flags every algorithm has (None if absent), `extra` the tokens of its own flags,
-    `settings` the `key=value` of each `--set`, `known` the command's other flags, to name the nearest one.
+    `settings` the `key=value` of each `--set`, `known` the command's other flags, to name the nearest one. What is not
+    given is as in `base`, the config of a run that goes on; else the class's default.
     """
     values = {name: value for name, value in given.items() if value is not None}
     own = parse_flags(cls, extra, known)
@@ -51,20 +57,29 @@ def read_config(
         if name in values:
             raise UsageError(f"{name} is given twice: {values[name]} and {value}")
         values[name] = value
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)} | dict(base or {})
     values["env"] = resolve_env(values.get("env", defaults["env"]))  # the full id is what is recorded
+    base = {**(base or {}), "env": values["env"]}
     frames = values.pop(COLLECTION, None)
     if frames is not None:
         if "steps" in values:
             raise UsageError("--frames-per-collection and --steps both say how much to collect; give one of them")
-        config = make_config(cls, values)
+        config = make_config(cls, {**base, **values})
         values["steps"] = math.ceil(whole_number(COLLECTION, frames) / (config.actors * config.envs))
     timesteps = values.pop(TIMESTEPS, None)
     if timesteps is not None:
         if "iterations" in values:
             raise UsageError("--total-timesteps and --iterations both say how long to train; give one of them")
-        values["iterations"] = iterations_for(make_config(cls, values), timesteps)
-    return make_config(cls, values)
+        values["iterations"] = iterations_for(make_config(cls, {**base, **values}), timesteps)
+    return make_config(cls, {**base, **values})
+
+
+def changes(config: Config, base: Mapping[str, Any]) -> str:
+    """How a config differs from the one of a checkpoint: `iterations = 20 (was 10)`; empty if it does not."""
+    fields = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return ", ".join(
+        f"{name} = {value} (was {base[name]})" for name, value in fields if name in base and base[name] != value
+    )
 
 
 def parse_flags(cls: type[Config], tokens: list[str], known: Iterable[str] = ()) -> dict[str, str]:

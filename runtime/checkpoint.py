@@ -27,7 +27,19 @@ import torch
 from fdg.errors import CheckpointError
 from fdg.runtime.snapshot import Adapter, Data, decode, encode, restore, state_of
 
-__all__ = ["Adapter", "Data", "decode", "encode", "latest", "load", "restore", "save", "state_of", "write"]
+__all__ = [
+    "Adapter",
+    "Data",
+    "checkpoints",
+    "decode",
+    "encode",
+    "latest",
+    "load",
+    "restore",
+    "save",
+    "state_of",
+    "write",
+]
 
 MAGIC = b"FDG checkpoint\n\0"
 FORMAT = 1
@@ -52,7 +64,7 @@ def write(run_folder: str | Path, number: int, state: dict[str, Any], *, keep: i
     except OSError as error:
         raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from error
     save(path, state)
-    for old in (*_checkpoints(folder)[:-keep], *folder.glob(f".*{SUFFIX}.tmp")):
+    for old in (*checkpoints(folder)[:-keep], *folder.glob(f".*{SUFFIX}.tmp")):
         old.unlink(missing_ok=True)
     return path
 
@@ -66,14 +78,14 @@ def latest(run_folder: str | Path) -> Path:
     folder = Path(run_folder)
     if folder.is_file():
         return folder
-    found = _checkpoints(folder / FOLDER)
+    found = checkpoints(folder / FOLDER)
     if not found:
         what = "has no checkpoints" if folder.is_dir() else "does not exist"
         raise CheckpointError(f"{folder} {what}: name a run folder that was written with --checkpoint-every N")
     return found[-1]
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
     return sorted(found, key=lambda path: int(path.stem))
@@ -167,7 +179,7 @@ def _check(file: BinaryIO, path: Path) -> None:
 
 def _another(path: Path) -> str:
     """The end of a sentence: which checkpoint to take instead."""
-    others = [other for other in _checkpoints(path.parent) if other != path]
+    others = [other for other in checkpoints(path.parent) if other != path]
     return f"; the one before is {others[-1]}: write --resume {others[-1]}" if others else ""
 
 

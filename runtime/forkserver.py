@@ -32,7 +32,13 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
-        command = [sys.executable, "-c", "from fdg.runtime.forkserver import serve; serve()", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            "from fdg.runtime.forkserver import serve; serve()",
+            str(theirs.fileno()),
+        ]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env={**environment, "FDG_PATH": path}, stdin=subprocess.DEVNULL
@@ -132,7 +138,8 @@ def serve() -> None:
     """The server's main loop: fork on demand, tell how workers ended."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    sys.path[:] = os.environ.pop("FDG_PATH").split(os.pathsep)
+    # Behind Python's own: a file of the user's called json.py must not stand for the library's. Workers get the true order.
+    sys.path += [entry for entry in os.environ.pop("FDG_PATH").split(os.pathsep) if entry not in sys.path]
     for name in PRELOAD:
         __import__(name)
     control = socket.socket(fileno=int(sys.argv[1]))

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import random
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import libcst as cst
@@ -21,6 +22,7 @@ from fdg.api import Trainer
 from fdg.config import Config
 from fdg.errors import CheckpointError
 from fdg.msrl import MSRL
+from fdg.runtime import checkpoint
 from fdg.runtime.boundary import Point
 from fdg.runtime.coordinator import Coordinator
 from fdg.runtime.snapshot import encode, restore, state_of
@@ -62,6 +64,7 @@ def take(
         "components": component_state(msrl) if coordinator is None else coordinator.engine.state(),
         "random": random_state(),
         "progress": progress.state(),
+        "phases": dict(msrl.record.phases if coordinator is None else coordinator.phases),
     }
 
 
@@ -84,8 +87,36 @@ def go_on(
     for name in [name for name in values if name.startswith(SELF)]:
         setattr(trainer, name.removeprefix(SELF), values.pop(name))
     progress.load_state(state["progress"])
+    (msrl.record.phases if coordinator is None else coordinator.phases).update(state.get("phases", {}))
     label, turns, ended = state["point"]
     return Point(label, turns, ended, values), lost
+
+
+def read(path: str | Path, trainer_class: type[Trainer]) -> State:
+    """The state of a checkpoint, or of the newest one in a run folder.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or of another program.
+    """
+    file = checkpoint.latest(path)
+    state = checkpoint.load(file)
+    check(state, trainer_class, str(file))
+    return state
+
+
+FIXED = ("env", "seed", "actors", "envs")
+"""Fields that make a run another one: environments and random streams go on where they were."""
+
+
+def check_config(state: State, config: Config) -> None:
+    """Refuse to go on with a config that the checkpoint does not fit."""
+    for name in FIXED:
+        was, given = state["config"].get(name), getattr(config, name)
+        if name in state["config"] and was != given:
+            raise CheckpointError(
+                f"{name} is {given}, and the checkpoint was taken with {name} = {was}, which cannot change while a run goes "
+                f"on: leave --{name} out, or start anew without --resume"
+            )
 
 
 def check(state: State, trainer_class: type[Trainer], where: str) -> None:

@@ -83,8 +83,8 @@ def launch(
     passes: Iterable[str] | None = None,
     graph: Graph | None = None,
     checkpoint_every: int = 0,
-    folder: str | Path | None = None,
-    resume: str | Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resume: str | Path | dict[str, Any] | None = None,
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
     **overrides: Any,
@@ -95,8 +95,8 @@ def launch(
 
     `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is
     projected here. A checkpoint is taken every `checkpoint_every` turns of the outermost loop, and written to `folder` if
-    there is one; `resume` goes on from a checkpoint, or from the newest in a run folder, with the config it was taken
-    with. A worker that is lost, or silent for `deadline` seconds, is told to `notice`. Keyword arguments that are not
+    there is one; `resume` goes on from a checkpoint, or from the newest in a run folder (or from a state that
+    `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for `deadline` seconds, is told to `notice`. Keyword arguments that are not
     launch options override fields of the config.
     """
     engine = find_engine(engine)
@@ -111,6 +111,7 @@ def launch(
         saved = dict(session.last["config"])
         config = make_config(trainer_class.config_class(), {**saved, **overrides}) if config is None else config
         overrides = {}
+        recovery.check_config(session.last, config)
     if config is None or overrides:
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})

@@ -1,8 +1,9 @@
 """The run folder: what a run was and how it went, under the names CleanRL's users know.
 
     runs/<env>__<algo>__<policy>__<seed>__<time>/
-        config.json  graph.json  graph.txt  fragments/*.py     what ran
-        metrics.csv  events.out.tfevents…  metrics.json        how it went
+        config.json  launch.json  graph.json  graph.txt  fragments/*.py     what ran, and how
+        metrics.csv  events.out.tfevents…  metrics.json                     how it went
+        checkpoints/*.fdg                                                   from where it can go on
 
 A RunFolder is an observer of a run, see `Observer`.
 """
@@ -22,6 +23,7 @@ from typing import Any, Protocol, TextIO
 from fdg.config import Config
 from fdg.errors import UsageError
 from fdg.graph import Graph
+from fdg.runtime import checkpoint
 
 COLUMNS = ("iteration", "frames", "episodes", "seconds", "frames_per_second", "episodic_return")
 
@@ -41,34 +43,76 @@ class Observer(Protocol):
     def on_end(self, metrics: dict[str, Any]) -> None: ...
 
 
+LAUNCH = "launch.json"
+
+
 class RunFolder:
-    """Writes the run folder as the run goes. Use it in a `with`, so that its files close when the run fails."""
+    """Writes the run folder as the run goes. Use it in a `with`, so that its files close when the run fails.
+
+    As a path (`os.PathLike`) it is the folder, which is there from `on_start` on.
+    """
 
     def __init__(self, log_dir: str | Path, env: str, algo: str, policy: str, seed: int) -> None:
         words = [env, algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
         self.path = Path(log_dir) / "__".join(re.sub(r"[^\w.=-]+", "-", word) for word in words)
+        self.flags: dict[str, Any] = {}
+        """How the run is launched, kept for when it goes on."""
         self.made = False
+        self._goes_on: dict[str, Any] | None = None
         self._columns: list[str] = []
         self._csv: TextIO | None = None
         self._events: Events | None = None
 
+    @classmethod
+    def again(cls, path: Path, state: dict[str, Any]) -> RunFolder:
+        """The folder of a run that goes on from the state of a checkpoint: what came after that is written anew."""
+        folder = cls(path.parent, "", "", "", 0)
+        folder.path, folder._goes_on = path, state
+        return folder
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     def on_start(self, config: Config, graph: Graph | None) -> None:
-        self.path = new_folder(self.path)  # only now: a run refused for its input leaves no empty folder
-        self.made = True
+        if self._goes_on is None:
+            self.path = new_folder(self.path)  # only now: a run refused for its input leaves no empty folder
+            self.made = True
         write_json(self.path / "config.json", dataclasses.asdict(config))
+        write_json(self.path / LAUNCH, self.flags)
         if graph is not None:
             write_graph(self.path, graph)
         self._events = open_events(self.path)
+        if self._goes_on is not None:
+            self._go_on(self._goes_on)
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        """Leave of the run before what the checkpoint knows of it."""
+        rows = state["progress"]["history"]
+        for row in rows:
+            self._write_csv(row)
+        if not rows:
+            (self.path / "metrics.csv").unlink(missing_ok=True)
+        if self._events is not None:
+            self._events.purge(rows[-1]["frames"] + 1 if rows else 0)
+        for file in checkpoint.checkpoints(self.path / checkpoint.FOLDER):
+            if int(file.stem) > state["number"]:
+                file.unlink()
 
     def on_log(self, row: dict[str, Any]) -> None:
+        self._write_csv(row)
+        if self._events is not None:
+            self._events.write(row["frames"], event_names(row))
+
+    def _write_csv(self, row: dict[str, Any]) -> None:
         cells = {name: row[name] for name in COLUMNS}
         for name, value in own_values(row).items():
             cells[name if name not in COLUMNS else f"values/{name}"] = value
         if new := [name for name in cells if name not in self._columns]:
             self._widen(new)
         csv.DictWriter(self._csv, self._columns).writerow(cells)  # type: ignore[arg-type, type-var]
-        if self._events is not None:
-            self._events.write(row["frames"], event_names(row))
+
+    def has_checkpoint(self) -> bool:
+        return bool(checkpoint.checkpoints(self.path / checkpoint.FOLDER))
 
     def on_end(self, metrics: dict[str, Any]) -> None:
         write_json(self.path / "metrics.json", metrics)
@@ -98,7 +142,7 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close()
-        if kind is not None and self.made and self._csv is None:
+        if kind is not None and self.made and self._csv is None and not self.has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)  # it failed before the first row: nothing to keep
 
 
@@ -124,6 +168,7 @@ def write_graph(folder: Path, graph: Graph) -> None:
 
     (folder / "graph.json").write_text(graph.to_json() + "\n")
     (folder / "graph.txt").write_text(draw(graph, "text").rstrip() + "\n")
+    shutil.rmtree(folder / "fragments", ignore_errors=True)
     (folder / "fragments").mkdir()
     for name, source in [("driver", graph.driver), *((part.name, part.source) for part in graph.fragments.values())]:
         (folder / "fragments" / f"{name}.py").write_text(source)
@@ -156,11 +201,12 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         # Imported here: only a run needs it.
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary, self._writer = Event, Summary, EventFileWriter(str(folder))
+        self._start = SessionLog(status=SessionLog.START)
 
     def write(self, frames: int, scalars: dict[str, float | None]) -> None:
         known = {tag: value for tag, value in scalars.items() if value is not None}
@@ -168,6 +214,10 @@ class Events:
             value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
         )
         self._writer.add_event(self._event(wall_time=time.time(), step=frames, summary=summary))
+
+    def purge(self, frames: int) -> None:
+        """TensorBoard forgets what older event files say from so many frames on."""
+        self._writer.add_event(self._event(wall_time=time.time(), step=frames, session_log=self._start))
 
     def close(self) -> None:
         self._writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,9 +22,10 @@ ATTEMPTS = 5
 class Session:
     """Checkpoints of a run, losses so far, and whether it is to stop."""
 
-    def __init__(self, every: int, folder: str | Path | None, notice: Callable[[str], None]) -> None:
+    def __init__(self, every: int, folder: str | os.PathLike[str] | None, notice: Callable[[str], None]) -> None:
         self.every, self.notice = every, notice
-        self.folder = Path(folder) if folder is not None else None
+        self.folder = folder
+        """Where checkpoints go. It is asked for its path when one is written: a run folder is made when the run starts."""
         self.last: Any = None
         """The newest checkpoint: its state, or where it is."""
         self.number = 0
@@ -36,11 +38,9 @@ class Session:
         self._losses = 0
         self._lost_at = -1
 
-    def open(self, path: str | Path, trainer_class: type[Trainer]) -> None:
-        """Begin with a checkpoint."""
-        file = checkpoint.latest(path)
-        state = checkpoint.load(file)
-        recovery.check(state, trainer_class, str(file))
+    def open(self, resume: str | Path | dict[str, Any], trainer_class: type[Trainer]) -> None:
+        """Begin with a checkpoint: a file, the newest in a run folder, or a state that was read before."""
+        state = resume if isinstance(resume, dict) else recovery.read(resume, trainer_class)
         self.last, self.wanted = state, True
         self.number = state["number"]
         self.reported = len(state["progress"]["history"])
@@ -62,7 +62,7 @@ class Session:
 
     def keep(self, state: dict[str, Any]) -> None:
         state["number"] = self.number
-        self.last = state if self.folder is None else checkpoint.write(self.folder, self.number, state)
+        self.last = state if self.folder is None else checkpoint.write(Path(self.folder), self.number, state)
 
     def lost(self, error: WorkerLost) -> None:
         """A worker is gone: say so, or give up."""
@@ -81,8 +81,11 @@ class Session:
             yield
             return
 
-        def stop(*_: Any) -> None:
+        def stop(number: int, frame: Any) -> None:
             if self.stopping:
+                signal.signal(signal.SIGINT, before)
+                if callable(before):
+                    before(number, frame)
                 raise KeyboardInterrupt
             self.stopping = True
             self.notice("stopping at the end of this iteration, with a checkpoint; Ctrl-C again to stop at once")

@@ -50,6 +50,20 @@ class Mine(DQN):
         return super().agent(spec)
 """
 
+ENDLESS = """
+from fdg.algorithms.dqn import DQN
+
+class Endless(DQN):
+    '''An iteration that does not end.'''
+
+    def train(self):
+        for i in range(10):
+            self.msrl.env_reset()
+            print("begun", flush=True)
+            while True:
+                pass
+"""
+
 OWN_POLICY = """
 from fdg.policies import Policy
 
@@ -444,7 +458,7 @@ def test_folders_for_output_are_made_when_it_is_written_and_named(here):
     assert fdg("graph", "dqn", "-o", "new/g.txt").stderr == ""
 
 
-def test_ctrl_c_is_one_line_and_code_130(here):
+def test_ctrl_c_stops_with_a_checkpoint_and_code_130(here):
     command = [FDG, "train", "dqn", "--iterations", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
@@ -457,8 +471,28 @@ def test_ctrl_c_is_one_line_and_code_130(here):
         finally:
             run.kill()
     assert run.returncode == 130
-    assert [line for line in error.splitlines() if line] == ["interrupted"]
-    assert list(here.glob("runs/*/metrics.csv"))
+    (folder,) = here.glob("runs/*")
+    first, then = error.splitlines()
+    assert first.startswith("stopping at the end of this iteration, with a checkpoint")
+    assert then == f"stopped with a checkpoint; go on with: fdg train dqn --resume runs/{folder.name}"
+    assert (folder / "metrics.csv").exists() and len(list((folder / "checkpoints").iterdir())) == 1
+
+
+def test_ctrl_c_twice_is_one_line_and_code_130(here):
+    (here / "endless.py").write_text(ENDLESS)
+    with subprocess.Popen([FDG, "train", "endless.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        try:
+            while not run.stdout.readline().startswith(b"begun"):
+                assert run.poll() is None
+            run.send_signal(signal.SIGINT)
+            assert run.stderr.readline().startswith(b"stopping")
+            run.send_signal(signal.SIGINT)
+            _, error = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    assert (run.returncode, error) == (130, b"interrupted\n")
+    assert not list(here.glob("runs/*"))
 
 
 # ---- bad input

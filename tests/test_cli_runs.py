@@ -1,0 +1,184 @@
+"""Runs from the command line: workers, checkpoints, stopping and going on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import fdg, here, ran, refused  # noqa: F401
+
+from fdg.runtime.forkserver import ForkServer, forkserver
+from fdg.runtime.runfolder import RunFolder
+
+SMALL = (
+    *(
+        "--actors",
+        "2",
+        "--envs",
+        "4",
+        "--steps",
+        "4",
+        "--updates",
+        "2",
+        "--learning-starts",
+        "16",
+        "--batch-size",
+        "16",
+    ),
+    *("--eval-episodes", "0"),
+)
+COARSE, SHARDED = ("--dist-policy", "single_learner_coarse"), ("--dist-policy", "sharded_replay")
+TIMES = ("seconds", "frames_per_second")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with forkserver():
+        yield
+
+
+def run_folder(where: Path) -> Path:
+    (folder,) = (where / "runs").iterdir()
+    return folder
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """metrics.csv without times."""
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file.open())]
+
+
+def outcome(file: Path) -> tuple[str, list[Any]]:
+    metrics = json.loads(file.read_text())
+    return metrics["params_sha256"], [{k: v for k, v in row.items() if k not in TIMES} for row in metrics["iterations"]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of six iterations that nothing has interrupted."""
+    where = tmp_path_factory.mktemp("whole")
+    ran("train", "dqn", *SMALL, "--iterations", "6", "-q", "--log-dir", where / "runs")
+    return run_folder(where)
+
+
+@pytest.fixture
+def interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+    """The folder of such a run that Ctrl-C has stopped in its fourth iteration, in processes."""
+    log = RunFolder.on_log
+
+    def interrupt(folder: RunFolder, row: dict[str, Any]) -> None:
+        log(folder, row)
+        if row["iteration"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "on_log", interrupt)
+        result = fdg("train", "dqn", *SMALL, "--iterations", "6", *COARSE, "--engine", "process", "--workers", "2")
+    assert result.exit_code == 130, result.output
+    folder = run_folder(here)
+    assert f"stopped with a checkpoint; go on with: fdg train dqn --resume runs/{folder.name}\n" in result.stderr
+    assert [row["iteration"] for row in rows(folder / "metrics.csv")] == ["0", "1", "2", "3"]
+    return folder
+
+
+def test_an_interrupted_run_goes_on_as_it_was_launched(interrupted: Path, whole: Path) -> None:
+    ran("train", "dqn", "--resume", interrupted, "-q")
+    metrics = json.loads((interrupted / "metrics.json").read_text())
+    assert (metrics["policy"], metrics["engine"]) == ("single_learner_coarse", "process")
+    assert outcome(interrupted / "metrics.json") == outcome(whole / "metrics.json")
+    assert rows(interrupted / "metrics.csv") == rows(whole / "metrics.csv")
+    assert list(interrupted.parent.iterdir()) == [interrupted]
+
+
+@pytest.mark.parametrize("place", [["--local"], [*SHARDED], [*SHARDED, "--engine", "process", "--workers", "1"]])
+def test_it_goes_on_elsewhere_too(place: list[str], interrupted: Path, whole: Path) -> None:
+    ran("train", "dqn", "--resume", interrupted, *(["--engine", "inprocess"] if len(place) < 3 else []), *place, "-q")
+    assert outcome(interrupted / "metrics.json") == outcome(whole / "metrics.json")
+    assert rows(interrupted / "metrics.csv") == rows(whole / "metrics.csv")
+
+
+def test_rows_after_the_checkpoint_are_replaced(here: Path) -> None:  # noqa: F811
+    """A run that was killed after its last checkpoint has rows, events and a half line that it makes anew."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ran("train", "dqn", *SMALL, "--iterations", "6", "--checkpoint-every", "4", "-q")
+    folder = run_folder(here)
+    expected = rows(folder / "metrics.csv"), outcome(folder / "metrics.json")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("6,99")
+    (events,) = folder.glob("events*")
+    events.rename(folder / events.name.replace(events.name.split(".")[3], "1000000000"))  # of another second
+    first, _ = sorted((folder / "checkpoints").iterdir())
+    assert int(first.stem) == 5, "before the fifth iteration"
+    ran("train", "dqn", "--resume", first, "-q")
+    assert (rows(folder / "metrics.csv"), outcome(folder / "metrics.json")) == expected
+    seen = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in seen.Scalars("charts/SPS")] == [int(row["frames"]) for row in expected[0]]
+
+
+def test_what_is_given_anew_is_named(here: Path) -> None:  # noqa: F811
+    ran("train", "dqn", *SMALL, "--iterations", "2", "--checkpoint-every", "2", "-q")
+    folder = run_folder(here)
+    said = ran("train", "dqn", "--resume", folder, "--iterations", "4", "--set", "lr=0.01", "--actors", "2")
+    assert said.startswith("resumed with iterations = 4 (was 2), lr = 0.01 (was 0.003)\n")
+    assert [row["iteration"] for row in rows(folder / "metrics.csv")] == ["0", "1", "2", "3"]
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["iterations"], config["lr"], config["envs"]) == (4, 0.01, 4)
+    message = "actors is 3, and the checkpoint was taken with actors = 2, which cannot change while a run goes on"
+    assert message in refused("train", "dqn", "--resume", folder, "--actors", "3")
+    assert "seed is 5, and" in refused("train", "dqn", "--resume", folder, "--seed", "5")
+
+
+def test_wrong_checkpoints_are_refused(here: Path) -> None:  # noqa: F811
+    ran("train", "dqn", *SMALL, "--iterations", "3", "--checkpoint-every", "1", "-q")
+    folder = run_folder(here)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert "nowhere does not exist" in refused("train", "dqn", "--resume", "nowhere")
+    assert "runs has no checkpoints" in refused("train", "dqn", "--resume", "runs")
+    assert re.search("checkpoint of DQN, not of REINFORCE", refused("train", "reinforce", "--resume", folder))
+    assert {file: file.read_bytes() for file in before} == before
+    file = max((folder / "checkpoints").iterdir())
+    file.write_bytes(file.read_bytes()[:-10])
+    message = refused("train", "dqn", "--resume", folder)
+    assert f"the checkpoint {file} is damaged" in message and "the one before is" in message
+    assert "no checkpoint of FDG" in refused("train", "dqn", "--resume", folder / "metrics.csv")
+
+
+LOOPLESS = """
+from fdg.algorithms.dqn import DQN
+
+class Loopless(DQN):
+    def train(self):
+        self.msrl.log(0, rows=self.msrl.env_reset().numel())
+"""
+
+
+def test_a_program_without_boundaries_trains_but_has_no_checkpoints(here: Path) -> None:  # noqa: F811
+    Path("loopless.py").write_text(LOOPLESS)
+    ran("train", "loopless.py", "--eval-episodes", "0", "-q")
+    assert "`train` has no loop with component calls" in refused("train", "loopless.py", "--checkpoint-every", "1")
+
+
+def test_files_named_like_modules_do_not_stop_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    Path("json.py").write_text("raise SystemExit('mine')\n")
+    monkeypatch.syspath_prepend(str(here))
+    server = ForkServer()
+    try:
+        server.preload(["json"])
+    finally:
+        server.stop()
+
+
+def test_flags_of_a_launch_are_checked() -> None:
+    assert "--deadline is 'soon'; expected a number" in refused("train", "dqn", "--deadline", "soon")
+    assert "--deadline is 0; it must be more than 0" in refused("train", "dqn", "--deadline", "0")
+    assert "--checkpoint-every is -1; it must be at least 0" in refused("train", "dqn", "--checkpoint-every=-1")
+    text = ran("train", "--help")
+    for flag in ("workers", "sample-parallelism", "sample-work", "deadline", "checkpoint-every", "resume", "engine"):
+        assert f"--{flag} " in text
