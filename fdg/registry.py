@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ENGINES = {
     "inprocess": "every fragment in this process, as objects that share nothing",
     "process": "fragments in worker processes of this machine, tensors by shared memory",
+    "flame": "fragments as services of a Flame cluster",
 }
 
 

@@ -101,8 +101,8 @@ class Processes:
 
     def __init__(self, parts: Parts, options: Any) -> None:
         self.parts, self.options = parts, options
-        self.arena, self.library = Arena(DRIVER), Library()
-        self.remotes: list[Remote] = []
+        self.arena, self.library = self._memory()
+        self.remotes: list[Any] = []
         self.homes: dict[InstanceKey, Remote] = {}
         self.replicas: dict[InstanceKey, list[Remote]] = {}
         """Instances that exist in several workers. The first is their home: its replies count."""
@@ -114,20 +114,24 @@ class Processes:
         """Where replicas of a learner find each other."""
         self._stack = contextlib.ExitStack()
         try:
-            self._start(self._stack.enter_context(for_one_run()))
+            self._start(self._stack.enter_context(self._server()))
         except BaseException:
             self.stop()
             raise
 
+    def _memory(self) -> tuple[Any, Any]:
+        return Arena(DRIVER), Library()
+
+    def _server(self) -> Any:
+        return for_one_run()
+
     # start and stop ---------------------------------------------------------------------------------------------------
 
-    def _start(self, server: ForkServer) -> None:
+    def _start(self, server: Any) -> None:
         parts, options = self.parts, self.options
-        server.preload(prepare_to_send(parts))
+        self._prepare(server)
         weights = parts.weights()
-        self.board = Board(weights)
-        self.library.segments[BOARD, 0] = self.board.segment
-        board = (Slot(BOARD, 0, 0, ()),)
+        board = self._board(weights)
         plan: list[tuple[str, list[InstanceKey]]] = []
         local: list[InstanceKey] = []
         for name, fragment in parts.fragments.items():
@@ -152,6 +156,7 @@ class Processes:
         if local:
             count = parts.config.replay_shards
             self.shards = [self._fork(server, f"replay[{shard}]") for shard in range(count)]
+        self._started()
         for remote in self.remotes:
             remote.ask("path", [entry or os.getcwd() for entry in sys.path])
         self.hear(self.remotes)
@@ -163,6 +168,7 @@ class Processes:
             remote.ask("start_shard", shard, options.threads, doing="start")
         mine = fingerprint()
         for remote, seen in zip(self.remotes, self.hear(self.remotes), strict=True):
+            self.note_board(seen.get("board"))
             if seen["fingerprint"] != mine:
                 raise RunError(
                     f"worker {remote.name} computes differently from the driver ({seen['fingerprint']}, here {mine}): "
@@ -171,7 +177,19 @@ class Processes:
         if local:
             self._open_replay(local)
 
-    def _fork(self, server: ForkServer, name: str) -> Remote:
+    def _started(self) -> None:
+        """All workers have been asked for."""
+
+    def _prepare(self, server: Any) -> None:
+        server.preload(prepare_to_send(self.parts))
+
+    def _board(self, weights: list[torch.Tensor]) -> tuple[Slot, ...]:
+        """Where weights are published; the slots that workers need for it."""
+        board = Board(weights)
+        self.library.segments[BOARD, 0] = board.segment
+        return (Slot(BOARD, 0, 0, ()),)
+
+    def _fork(self, server: Any, name: str) -> Any:
         remote = Remote(len(self.remotes) + 1, name, server, self.arena, self.library)
         self.remotes.append(remote)
         return remote
@@ -263,9 +281,12 @@ class Processes:
                 group[1].append((packed, given))
                 group[2].update(slot for where in given.values() for slot in _slots_of(where))
         for remote, requests, needs, doing in groups.values():
-            remote.ask("perform", requests, needs=tuple(needs), doing=doing)
+            remote.ask("perform", requests, self.board_at, needs=tuple(needs), doing=doing)
         remotes = [group[0] for group in groups.values()]
-        answers = {remote.number: iter(answer) for remote, answer in zip(remotes, self.hear(remotes), strict=True)}
+        answers = {}
+        for remote, answer in zip(remotes, self.hear(remotes), strict=True):
+            answers[remote.number] = iter(answer["replies"])
+            self.note_board(answer["board"])
         for slot in mine:
             self.arena.free(slot)
         replies = []
@@ -274,6 +295,12 @@ class Processes:
             self.published[task.instance] = sent
             replies.append(packed.open())
         return replies
+
+    board_at: Any = None
+    """Where the weights are, for engines whose workers cannot know."""
+
+    def note_board(self, where: Any) -> None:
+        pass
 
     def describe(self, task: Task) -> str:
         """A task in words, for errors: the region, the user's lines, and the edges that wait for it."""

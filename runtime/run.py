@@ -327,6 +327,10 @@ class Run:
             from fdg.runtime.process import Processes
 
             return Processes(parts, self.options)
+        if self.options.engine == "flame" and self.policy.name != "local":
+            from fdg.runtime.flame import Flame
+
+            return Flame(parts, self.options)
         return InProcess(parts)
 
     def project(self, passes: Any = None) -> Graph:

@@ -12,7 +12,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,7 +54,7 @@ class Slot(NamedTuple):
     """Where a message is: process, segment, offset of the head, and the sizes of head and buffers."""
 
     owner: int
-    segment: int
+    segment: Any
     offset: int
     sizes: tuple[int, ...]
 

@@ -57,8 +57,9 @@ class RemoteError(NamedTuple):
 class Worker:
     """What a worker holds."""
 
-    def __init__(self, number: int, channel: Channel) -> None:
-        self.channel, self.library, self.arena = channel, channel.library, channel.arena
+    def __init__(self, arena: Any, library: Any, board: Any = None) -> None:
+        self.arena, self.library, self.board = arena, library, board
+        """Where it puts what others read, where it reads what others put, and where weights are published."""
         self.parts: Parts | None = None
         self.host: Host | None = None
         self.shard: Shard | None = None
@@ -79,16 +80,15 @@ class Worker:
     ) -> dict[str, Any]:
         torch.set_num_threads(threads)
         self.parts = parts
-        weights: Weights = LocalWeights()
-        if board:
+        weights: Weights = self.board or LocalWeights()
+        if board and self.board is None:
             ((_, segment),) = [item for item in self.library.segments.items() if item[0][0] == -1]
-            actor_weights = parts.weights()
-            weights = Board(actor_weights, segment)
+            weights = Board(parts.weights(), segment)
         self.host = Host(parts.instances(keys), weights, publishes=seat is None or seat.rank == 0)
         if seat is not None and seat.size > 1:
             msrl = self.learner()
             msrl.replica = Replica(Group(seat), msrl._learner, msrl._weights)
-        return {"fingerprint": fingerprint()}
+        return {"fingerprint": fingerprint(), "board": getattr(self.board, "where", None)}
 
     def start_shard(self, shard: Shard, threads: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
@@ -97,8 +97,12 @@ class Worker:
 
     # instances
 
-    def perform(self, tasks: list[tuple[Packed, dict[Any, Any]]]) -> list[tuple[Packed, dict[tuple[int, ...], Slot]]]:
-        return [self.one(packed.open(), given) for packed, given in tasks]
+    def perform(self, tasks: list[tuple[Packed, dict[Any, Any]]], board: Any) -> dict[str, Any]:
+        """Perform tasks, one after the other. `board` says where the weights are, if that is not known anyway."""
+        if board is not None:
+            self.board.note(board)
+        replies = [self.one(packed.open(), given) for packed, given in tasks]
+        return {"replies": replies, "board": getattr(self.board, "where", None)}
 
     def one(self, task: Task, given: dict[Any, Any]) -> tuple[Packed, dict[tuple[int, ...], Slot]]:
         assert self.host is not None
@@ -212,7 +216,7 @@ def work(control: int, pulse: int) -> None:
     beating = Segment(PULSE.size, pulse)
     threading.Thread(target=_beat, args=(beating,), daemon=True).start()
     channel = Channel(end, Arena(number), Library())
-    worker = Worker(number, channel)
+    worker = Worker(channel.arena, channel.library)
     while True:
         try:
             name, arguments = channel.receive()

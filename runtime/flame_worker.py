@@ -1,0 +1,186 @@
+"""A worker on Flame: the process behind a service. Requests come from its supervisor (`flame_service`), through a socket.
+
+A request and its answer are bytes of a Flame task; what is large lies in the object cache, and only its key travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdg.runtime.flame_service import receive, send
+from fdg.runtime.shared import Slot, _padded, _room
+from fdg.runtime.wire import Message, pack, unpack
+
+INLINE = 64 * 1024
+"""Bytes up to which a message is a task's own input or output: the session manager keeps these in memory."""
+BEAT = 2.0
+"""Seconds between two signs of life."""
+
+
+class CacheArena:
+    """What one process puts into the object cache for others to read."""
+
+    def __init__(self, owner: int, prefix: str) -> None:
+        self.owner, self.prefix = owner, prefix
+
+    def put(self, message: Message) -> Slot:
+        from flamepy.core import put_object
+
+        sizes = (len(message.head), *(buffer.nbytes for buffer in message.buffers))
+        whole = np.zeros(_room(sizes), np.uint8)
+        at = 0
+        for part, size in zip((message.head, *message.buffers), sizes, strict=True):
+            whole[at : at + size] = np.frombuffer(part, np.uint8)  # type: ignore[call-overload]
+            at += _padded(size)
+        ref = put_object(self.prefix, whole)
+        return Slot(self.owner, (ref.endpoint, ref.key, ref.version), 0, sizes)
+
+    def free(self, slot: Slot) -> None:
+        from flamepy.core.cache import delete_objects
+
+        with contextlib.suppress(Exception):  # gone is gone
+            delete_objects(slot.segment[1])
+
+    def close(self) -> None:
+        pass
+
+
+class CacheLibrary:
+    """What other processes have put into the object cache."""
+
+    def read(self, slot: Slot, *, copy: bool = True) -> Any:
+        from flamepy.core import ObjectRef, get_object
+
+        endpoint, key, version = slot.segment
+        whole = get_object(ObjectRef(endpoint, key, version))
+        forget(key)
+        view, at, found = memoryview(whole).cast("B"), 0, []
+        for size in slot.sizes:
+            found.append(view[at : at + size])
+            at += _padded(size)
+        return unpack(found[0], found[1:], copy=copy)
+
+    def close(self) -> None:
+        pass
+
+
+def forget(key: str) -> None:
+    """Drop an object from the client's own cache, which would keep a thousand of them, whatever their size."""
+    from flamepy.core import cache
+
+    with contextlib.suppress(Exception):
+        for known in [known for known in cache._object_cache if known[1] == key]:
+            cache._object_cache.pop(known, None)
+
+
+class CacheBoard:
+    """Weights in the object cache, once per version; the driver passes on where they are."""
+
+    def __init__(self, arena: CacheArena, library: CacheLibrary) -> None:
+        self.arena, self.library = arena, library
+        self.where: tuple[int, Slot] | None = None
+        self._read: tuple[int, list[torch.Tensor]] | None = None
+
+    def write(self, weights: list[torch.Tensor], version: int) -> None:
+        if not weights:
+            return
+        if self.where is not None:
+            self.arena.free(self.where[1])
+        self.where = (version, self.arena.put(pack([tensor.detach() for tensor in weights])))
+
+    def note(self, where: tuple[int, Slot] | None) -> None:
+        """Hear from the driver where the newest weights are."""
+        if where is not None and (self.where is None or self.where[1].owner != self.arena.owner):
+            self.where = where
+
+    def read(self, weights: list[torch.Tensor], version: int) -> None:
+        assert self.where is not None and self.where[0] == version, f"weights {version}, known {self.where}"
+        if self._read is None or self._read[0] != version:  # several actors here: fetched once
+            self._read = (version, self.library.read(self.where[1]))
+        with torch.no_grad():
+            for mine, new in zip(weights, self._read[1], strict=True):
+                mine.copy_(new)
+
+
+def packed(value: Any, arena: CacheArena, slots: list[Slot]) -> bytes:
+    """A value as the bytes of a task; what is large goes into the cache, and `slots` remembers it."""
+    message = pack(value)
+    if message.nbytes <= INLINE:
+        return pickle.dumps((message.head, [bytes(buffer) for buffer in message.buffers]))
+    slot = arena.put(message)
+    slots.append(slot)
+    return pickle.dumps((slot, None))
+
+
+def unpacked(data: bytes, library: CacheLibrary) -> Any:
+    head, buffers = pickle.loads(data)
+    return library.read(head) if isinstance(head, Slot) else unpack(head, buffers)
+
+
+class Service:
+    """What a worker on Flame holds."""
+
+    def __init__(self, prefix: str) -> None:
+        from flamepy.core import put_object
+
+        self.worker: Any = None
+        self.prefix = prefix
+        self.slots: list[Slot] = []
+        self.pulse = put_object(prefix, time.time())
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Show signs of life."""
+        from flamepy.core import update_object
+
+        while True:
+            time.sleep(BEAT)
+            with contextlib.suppress(Exception):
+                update_object(self.pulse, time.time())
+
+    def hello(self, number: int) -> tuple[int, tuple[str, str]]:
+        """Become the worker of that number; what was another run's worker before begins anew."""
+        from fdg.runtime.worker import Worker
+
+        arena, library = CacheArena(number, self.prefix), CacheLibrary()
+        self.worker = Worker(arena, library, CacheBoard(arena, library))
+        return os.getpid(), (self.pulse.endpoint, self.pulse.key)
+
+    def invoke(self, data: bytes) -> bytes:
+        from fdg.runtime.worker import remote_error
+
+        arena = CacheArena(0, self.prefix)
+        for slot in self.slots:
+            arena.free(slot)  # the driver has read the last answer
+        self.slots = []
+        try:
+            name, arguments = unpacked(data, CacheLibrary())
+            answer = getattr(self if name == "hello" else self.worker, name)(*arguments)
+            return packed(("ok", answer), arena, self.slots)
+        except BaseException as error:
+            return packed(("error", remote_error(error)), arena, self.slots)
+
+
+def main() -> None:
+    """Answer the supervisor's requests until it is gone."""
+    from fdg.runtime.forkserver import die_with_parent
+
+    die_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    service = Service(sys.argv[2])
+    while (data := receive(control)) is not None:
+        send(control, service.invoke(data))
+
+
+if __name__ == "__main__":
+    main()
