@@ -47,6 +47,8 @@ class Cluster:
         self.flame = flamepy
         self.name = f"fdg-{uuid.uuid4().hex[:12]}"
         self.folder = tempfile.mkdtemp(prefix="fdg-flame-")
+        self.idle: list[Any] = []
+        """Sessions whose services wait for another run."""
         try:
             self.flame.register_application(
                 self.name,
@@ -69,7 +71,22 @@ class Cluster:
         known = {name: os.environ[name] for name in names if name in os.environ}
         return {**known, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+    def take_session(self) -> Any:
+        """A session with a service of its own."""
+        return self.idle.pop() if self.idle else self.flame.create_session(self.name, min_instances=1, max_instances=1)
+
+    def give_back(self, session: Any, *, idle: bool) -> None:
+        """A run needs a session no more: it waits for another run, if its service is idle and there will be one."""
+        if idle and _kept == [self]:
+            self.idle.append(session)
+        else:
+            with contextlib.suppress(Exception):
+                session.close()
+
     def close(self) -> None:
+        for session in self.idle:
+            with contextlib.suppress(Exception):
+                session.close()
         with contextlib.suppress(Exception):
             self.flame.unregister_application(self.name)
         from flamepy.core.cache import delete_objects
@@ -78,6 +95,21 @@ class Cluster:
             delete_objects(f"{self.name}/*")
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
+
+
+_kept: list[Cluster] = []
+
+
+@contextlib.contextmanager
+def services() -> Iterator[None]:
+    """Keep services between runs inside the `with`: they have imported everything already."""
+    cluster = Cluster()
+    _kept[:] = [cluster]
+    try:
+        yield
+    finally:
+        _kept.clear()
+        cluster.close()
 
 
 def endpoint() -> str:
@@ -90,9 +122,7 @@ class FlameRemote:
     def __init__(self, number: int, name: str, cluster: Cluster, arena: CacheArena, library: CacheLibrary) -> None:
         self.number, self.name, self.cluster = number, name, cluster
         self.arena, self.library = arena, library
-        self.session = cluster.flame.create_session(
-            cluster.name, common_data=str(number).encode(), min_instances=1, max_instances=1
-        )
+        self.session = cluster.take_session()
         self.pid = 0
         self.pulse: Any = None
         self.asked = ""
@@ -186,8 +216,7 @@ class FlameRemote:
 
     def kill(self) -> None:
         if not self.gone:  # closing a session whose process is dead makes the executor manager spin
-            with contextlib.suppress(Exception):
-                self.session.close()
+            self.cluster.give_back(self.session, idle=not self.asked)
 
 
 class Flame(Processes):
@@ -200,12 +229,13 @@ class Flame(Processes):
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[Cluster]:
-        cluster = Cluster()
+        cluster = _kept[0] if _kept else Cluster()
         try:
             self.arena.prefix = f"{cluster.name}/driver"
             yield cluster
         finally:
-            cluster.close()
+            if cluster not in _kept:
+                cluster.close()
 
     def _prepare(self, server: Cluster) -> None:
         """The user's modules travel by value: a copy that the cluster has may be another one."""
@@ -225,7 +255,7 @@ class Flame(Processes):
     def _fork(self, server: Cluster, name: str) -> FlameRemote:
         remote = FlameRemote(len(self.remotes) + 1, name, server, self.arena, self.library)
         self.remotes.append(remote)
-        remote.ask("hello", doing="start")
+        remote.ask("hello", remote.number, doing="start")
         return remote
 
     def _started(self) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg.errors import RunError, UsageError
+from fdg.runtime.forkserver import die_with_parent
 
 PREFIX = Path("/usr/local/flame")
 """Where Flame's own installer puts it."""
@@ -107,8 +108,8 @@ class Loopback:
 
     # life
 
-    def up(self, executors: int = 16, memory: str = "1G") -> None:
-        """Start the servers, in their order, and wait until an executor manager is ready."""
+    def up(self, executors: int = 16, memory: str = "1G", *, mine: bool = False) -> None:
+        """Start the servers, in their order, and wait until an executor manager is ready. `mine` end with this process."""
         if self.alive():
             raise UsageError(f"a Flame cluster runs already ({self.folder}): fdg flame down ends it")
         servers = find_servers()
@@ -157,6 +158,7 @@ class Loopback:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
+                        preexec_fn=die_with_parent if mine else None,
                     )
                 known["pids"][name] = process.pid
                 self._file.write_text(json.dumps(known))
@@ -214,7 +216,7 @@ def loopback(executors: int = 16) -> Iterator[Loopback]:
     cluster = Loopback(folder)
     before = {name: os.environ.get(name) for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT")}
     try:
-        cluster.up(executors)
+        cluster.up(executors, mine=True)
         os.environ.update(cluster.environment())
         yield cluster
     finally:
