@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from fdg.errors import RunError, UsageError, WorkerLost, is_users
+from fdg.runtime.flame_service import lost_worker
 from fdg.runtime.flame_worker import CacheArena, CacheLibrary, packed, unpacked
 from fdg.runtime.parts import prepare_to_send
 from fdg.runtime.process import DRIVER, Processes
@@ -29,6 +31,8 @@ from fdg.runtime.worker import raise_remote
 
 START_SECONDS = 180.0
 """Seconds that a service may take to start: it imports torch."""
+CLOSE_SECONDS = 10.0
+"""Seconds that a running task is given before its session is left to itself."""
 WATCH_SECONDS = 20.0
 """Seconds after which a task is asked for anew."""
 SUCCEEDED = 2
@@ -49,6 +53,8 @@ class Cluster:
         self.folder = tempfile.mkdtemp(prefix="fdg-flame-")
         self.idle: list[Any] = []
         """Sessions whose services wait for another run."""
+        self.busy: list[Any] = []
+        """Sessions that could not be closed, because a task of theirs runs."""
         try:
             self.flame.register_application(
                 self.name,
@@ -79,22 +85,34 @@ class Cluster:
         """A run needs a session no more: it waits for another run, if its service is idle and there will be one."""
         if idle and _kept == [self]:
             self.idle.append(session)
-        else:
-            with contextlib.suppress(Exception):
-                session.close()
+        elif not end_session(session):
+            self.busy.append(session)
 
     def close(self) -> None:
-        for session in self.idle:
-            with contextlib.suppress(Exception):
-                session.close()
+        end = time.monotonic() + CLOSE_SECONDS
+        waiting = [session for session in (*self.idle, *self.busy) if not end_session(session)]
+        while waiting and time.monotonic() < end:
+            time.sleep(0.2)
+            waiting = [session for session in waiting if not end_session(session)]
         with contextlib.suppress(Exception):
             self.flame.unregister_application(self.name)
         from flamepy.core.cache import delete_objects
 
         with contextlib.suppress(Exception):
             delete_objects(f"{self.name}/*")
-        with contextlib.suppress(OSError):
-            os.rmdir(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def end_session(session: Any) -> bool:
+    """Close a session and have it forgotten: the session manager keeps what went in and out of closed ones."""
+    from flamepy.proto.frontend_pb2 import DeleteSessionRequest
+
+    try:
+        session.close()
+        session.connection._frontend.DeleteSession(DeleteSessionRequest(session_id=session.id), timeout=5)
+    except Exception as error:
+        return "running tasks" not in str(error)
+    return True
 
 
 _kept: list[Cluster] = []
@@ -175,8 +193,9 @@ class FlameRemote:
         except Exception as error:
             self.gone = True
             raise self.lost(str(error)) from None
-        kind, value = unpacked(data, self.library)
-        self.asked = self.asked if kind == "lost" else ""
+        lost = lost_worker(data)
+        kind, value = ("lost", lost) if lost else unpacked(data, self.library)
+        self.asked = self.asked if lost else ""
         for slot in self._slots:
             self.arena.free(slot)
         self._slots = []

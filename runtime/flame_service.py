@@ -10,7 +10,6 @@ session of a dead one keeps its executor manager busy for ever.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import struct
 import subprocess
@@ -20,6 +19,13 @@ import time
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
+LOST = b"worker lost: "
+"""How the answer of a supervisor begins whose worker has ended."""
+
+
+def lost_worker(answer: bytes) -> str:
+    """How the worker ended; empty for an answer of its own."""
+    return answer[len(LOST) :].decode() if answer.startswith(LOST) else ""
 
 
 def send(end: socket.socket, data: bytes) -> None:
@@ -80,7 +86,7 @@ class Supervisor:
         if answer is None:
             code = self.worker.wait()
             self.stop()
-            return pickle.dumps(("lost", f"ended with code {code}" if code >= 0 else f"killed by signal {-code}"))
+            return LOST + (f"ended with code {code}" if code >= 0 else f"killed by signal {-code}").encode()
         return answer
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fdg.runtime.flame_service import receive, send
+from fdg.runtime.flame_service import LOST, receive, send
 from fdg.runtime.shared import Slot, _padded, _room
 from fdg.runtime.wire import Message, pack, unpack
 
@@ -165,6 +165,8 @@ class Service:
         self.slots = []
         try:
             name, arguments = unpacked(data, CacheLibrary())
+            if name != "hello" and self.worker is None:
+                return LOST + b"Flame has started it anew, without its state"
             answer = getattr(self if name == "hello" else self.worker, name)(*arguments)
             return packed(("ok", answer), arena, self.slots)
         except BaseException as error:
