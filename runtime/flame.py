@@ -194,13 +194,13 @@ class FlameRemote:
             self.gone = True
             raise self.lost(str(error)) from None
         lost = lost_worker(data)
-        kind, value = ("lost", lost) if lost else unpacked(data, self.library)
-        self.asked = self.asked if lost else ""
+        if lost:
+            raise self.lost(lost)
+        kind, value = unpacked(data, self.library)
+        self.asked = ""
         for slot in self._slots:
             self.arena.free(slot)
         self._slots = []
-        if kind == "lost":
-            raise self.lost(value)
         if kind == "error":
             raise_remote(value)
         return value
