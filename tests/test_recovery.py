@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from test_execution import QLike
 
 from fdg.algorithms.dqn import DQN
+from fdg.algorithms.reinforce import REINFORCE
 from fdg.errors import CheckpointError, RunError
 from fdg.runtime import process
 from fdg.runtime.boundary import Stop
@@ -210,3 +213,42 @@ def test_ctrl_c_stops_with_a_checkpoint(expected: Result, tmp_path: Path) -> Non
         launch(QLike, policy=COARSE, folder=tmp_path, observers=[Interrupt()], notice=said.append, **TOY)
     assert "Ctrl-C again" in said[0]
     same(expected, launch(QLike, policy=SHARDED, resume=tmp_path))
+
+
+DRIVER = """
+import sys
+from fdg.algorithms.dqn import DQN
+from fdg.algorithms.reinforce import REINFORCE
+from fdg.algorithms.reinforce import REINFORCE
+from fdg.runtime.run import launch
+
+class Watch:
+    def on_start(self, *_): pass
+    def on_log(self, row): print(row["iteration"], flush=True)
+    def on_end(self, *_): pass
+
+launch({trainer}, policy={policy!r}, engine="process", checkpoint_every=1, folder={folder!r}, observers=[Watch()], **{settings!r})
+"""
+PRIORITIZED = dict(iterations=12, actors=2, replay_shards=2, envs=4, steps=4, updates=2, learning_starts=16)
+CHEETAH = dict(env="HalfCheetah-v5", iterations=4, actors=2, envs=1, episodes_per_iter=2, hidden_dim=16)
+
+
+@pytest.mark.parametrize(
+    "trainer, settings, policy, other",
+    [
+        (DQN, {**PRIORITIZED, "batch_size": 16, "prioritized": True, "env": "CartPole-v1"}, SHARDED, COARSE),
+        (REINFORCE, CHEETAH, COARSE, "local"),
+    ],
+)
+def test_a_killed_driver_is_resumed(trainer: Any, settings: Any, policy: str, other: str, tmp_path: Path) -> None:
+    expected = launch(trainer, policy=other, **settings)
+    text = DRIVER.format(trainer=trainer.__name__, policy=policy, folder=str(tmp_path), settings=settings)
+    driver = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    while driver.stdout.readline().strip() != str(settings["iterations"] // 2):
+        assert driver.poll() is None
+    driver.kill()
+    driver.wait()
+    assert checkpoints(tmp_path)
+    same(expected, launch(trainer, policy=policy, engine="process", resume=tmp_path))
+    same(expected, launch(trainer, policy=other, resume=tmp_path))
