@@ -230,6 +230,9 @@ def graph(
     actors: Annotated[str, typer.Option(metavar="A", help="Logical actors.")] = "1",
     replay_shards: Annotated[str, typer.Option(metavar="K", help="Shards of the replay buffer.")] = "1",
     workers: Annotated[str | None, typer.Option(metavar="W", help="Workers; by default one per actor.")] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="What is to run it; says where fragments are.")
+    ] = "inprocess",
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="What to draw.")] = None,
     source: Annotated[bool, typer.Option("--source", help="Print the generated code instead.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
@@ -252,6 +255,7 @@ def graph(
     from fdg.draw import draw
 
     drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size, copies)
+    drawn.placed(registry.find_engine(engine), copies or os.cpu_count() or 1)
     text = sources(drawn) if source else draw(drawn, format)
     console = Console()
     if output is not None:

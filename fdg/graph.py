@@ -127,6 +127,17 @@ class Graph:
                 return edge
         return None
 
+    def placed(self, engine: str, workers: int) -> Graph:
+        """Say of each fragment where an engine runs it: of no effect on what is computed."""
+        here = engine == "inprocess" or self.policy == "local"
+        for fragment in self.fragments.values():
+            if here:
+                fragment.placement = "inprocess"
+                continue
+            count = {"actor": min(workers, self.actors), "one": 1}.get(fragment.per, fragment.replicas)
+            fragment.placement = f"{count} × {'service of Flame' if engine == 'flame' else 'worker process'}"
+        return self
+
     def to_networkx(self) -> nx.MultiDiGraph:
         """Fragments (and the driver) as nodes, one keyed edge per value, for networkx's algorithms."""
         graph = nx.MultiDiGraph(trainer=self.trainer, policy=self.policy)
@@ -167,4 +178,6 @@ class Graph:
         data = asdict(self)
         for edge in data["edges"]:
             edge.pop("bytes")
+        for fragment in data["fragments"].values():
+            fragment.pop("placement")
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -192,6 +192,7 @@ class Run:
             trainer, msrl = self.whole()
         else:
             graph = graph or self.project(self.options.passes)
+            graph.placed(self.options.engine, self.options.workers or os.cpu_count() or 1)
             trainer, msrl = self.fragments(graph)
         trainer.msrl = msrl
         state = self.session.state()
