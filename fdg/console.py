@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from fdg.capacity import Needs
     from fdg.config import Config
     from fdg.graph import Graph
     from fdg.runtime.runfolder import RunFolder
@@ -41,6 +42,10 @@ class RunConsole:
         self._lines = 0
         self._header: list[str] = []
         self._pending = False
+
+    def on_needs(self, needs: Needs) -> None:
+        for line in needs.lines():
+            self.console.print(line, markup=False)
 
     def on_start(self, config: Config, graph: Graph | None) -> None:
         self.iterations = config.iterations

@@ -94,6 +94,35 @@ class Remote:
         self.pulse.close()
 
 
+def layout(parts: Parts, workers: int | None) -> tuple[list[tuple[str, list[InstanceKey]]], list[InstanceKey]]:
+    """The workers of a run with their instances, and the instances of the replay fragment, whose rows are with the shards."""
+    plan: list[tuple[str, list[InstanceKey]]] = []
+    local: list[InstanceKey] = []
+    for name, fragment in parts.fragments.items():
+        keys = [key for key in parts.instance_keys() if key[0] == name]
+        if fragment.per in ("actor", "worker"):
+            count = min(workers or os.cpu_count() or 1, parts.config.actors)
+            count = fragment.replicas if fragment.per == "worker" else count
+            groups = [
+                [key for key in keys if key[1] == "one" or key[2] * count // parts.config.actors == w]
+                for w in range(count)
+            ]
+            plan += [(f"{name}[{w}]", group) for w, group in enumerate(groups)]
+        elif fragment.per == "shard" and parts.buffer is not None:
+            local += keys
+        else:
+            plan.append((name, keys))
+    return plan, local
+
+
+def worker_names(parts: Parts, workers: int | None) -> list[str]:
+    """The workers that a run starts."""
+    plan, local = layout(parts, workers)
+    return [name for name, _ in plan] + [
+        f"replay[{shard}]" for shard in range(parts.config.replay_shards if local else 0)
+    ]
+
+
 class Processes:
     """Hosts the instances of a run in workers."""
 
@@ -132,22 +161,7 @@ class Processes:
         self._prepare(server)
         weights = parts.weights()
         board = self._board(weights)
-        plan: list[tuple[str, list[InstanceKey]]] = []
-        local: list[InstanceKey] = []
-        for name, fragment in parts.fragments.items():
-            keys = [key for key in parts.instance_keys() if key[0] == name]
-            if fragment.per in ("actor", "worker"):
-                count = min(options.workers or os.cpu_count() or 1, parts.config.actors)
-                count = fragment.replicas if fragment.per == "worker" else count
-                groups = [
-                    [key for key in keys if key[1] == "one" or key[2] * count // parts.config.actors == w]
-                    for w in range(count)
-                ]
-                plan += [(f"{name}[{w}]", group) for w, group in enumerate(groups)]
-            elif fragment.per == "shard" and parts.buffer is not None:
-                local += keys
-            else:
-                plan.append((name, keys))
+        plan, local = layout(parts, options.workers)
         for name, keys in plan:
             remote = self._fork(server, name)
             for key in keys:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fdg.api import Actor, Agent, Trainer
+from fdg.capacity import Needs, check_workers, stuck
 from fdg.config import Config, make_config
 from fdg.errors import CompileError, UsageError, WorkerLost
 from fdg.graph import Graph
@@ -96,8 +97,8 @@ def launch(
     `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is
     projected here. A checkpoint is taken every `checkpoint_every` turns of the outermost loop, and written to `folder` if
     there is one; `resume` goes on from a checkpoint, or from the newest in a run folder (or from a state that
-    `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for `deadline` seconds, is told to `notice`. Keyword arguments that are not
-    launch options override fields of the config.
+    `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
+    `deadline` seconds, is told to `notice`. Keyword arguments that are not launch options override fields of the config.
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
@@ -116,6 +117,7 @@ def launch(
         base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy(policy)
+    check_workers(workers, config, chosen)
     options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
@@ -173,6 +175,7 @@ class Run:
                 raise UsageError(
                     f"{trainer_class.__name__}.replay_buffer returned {self.buffer!r}; return fdg.ReplayBuffer(capacity)"
                 )
+            Needs.of(self.buffer, self.spec, config.actors, engine=options.engine).check()
             self.buffer.open(
                 config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1
             )
@@ -189,6 +192,7 @@ class Run:
     def go(self, graph: Graph | None) -> Result:
         if self.policy.name == "local" and self.config.actors == 1 and graph is None:
             graph = self.try_project() if self.observers else None
+            self.tell_needs([])
             trainer, msrl = self.whole()
         else:
             graph = graph or self.project(self.options.passes)
@@ -324,15 +328,28 @@ class Run:
         return Result(trainer, returned, metrics, self.progress.history, parameters, graph, metrics["calls"])
 
     def start_engine(self, parts: Parts) -> Engine:
-        if self.options.engine == "process" and self.policy.name != "local":
-            from fdg.runtime.process import Processes
+        if self.options.engine == "inprocess" or self.policy.name == "local":
+            self.tell_needs([])
+            return InProcess(parts)
+        if why := stuck(parts):
+            raise UsageError(why)
+        from fdg.runtime.process import Processes, worker_names
 
+        self.tell_needs(worker_names(parts, self.options.workers))
+        if self.options.engine == "process":
             return Processes(parts, self.options)
-        if self.options.engine == "flame" and self.policy.name != "local":
-            from fdg.runtime.flame import Flame
+        from fdg.runtime.flame import Flame
 
-            return Flame(parts, self.options)
-        return InProcess(parts)
+        return Flame(parts, self.options)
+
+    def tell_needs(self, workers: list[str]) -> None:
+        """Check what the run needs, and tell those who want to know."""
+        needs = Needs.of(self.buffer, self.spec, self.config.actors, workers, self.options.engine)
+        needs.check()
+        if not self.session.started:
+            for observer in self.observers:
+                if hasattr(observer, "on_needs"):
+                    observer.on_needs(needs)
 
     def project(self, passes: Any = None) -> Graph:
         from fdg.compiler import PASSES, project

@@ -165,6 +165,49 @@ def test_a_program_without_boundaries_trains_but_has_no_checkpoints(here: Path) 
     assert "`train` has no loop with component calls" in refused("train", "loopless.py", "--checkpoint-every", "1")
 
 
+# ---- what a run needs
+
+
+def test_a_run_says_what_it_starts_and_needs(here: Path) -> None:  # noqa: F811
+    process = ("--engine", "process", "--workers", "2", "--replay-shards", "2")
+    said = ran("train", "dqn", *SMALL, "--iterations", "1", *SHARDED, *process).splitlines()
+    assert said[0].startswith("replay buffer 10.0 MB when full (200,000 rows)")
+    assert said[1].startswith("5 worker processes: actors[0], actors[1], learner, replay[0], replay[1]; ")
+    said = ran("train", "dqn", *SMALL, "--iterations", "1").splitlines()
+    assert said[1].startswith("all in this process; ")
+
+
+def test_more_than_the_machine_has_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    process = (*COARSE, "--engine", "process")
+    message = refused("train", "dqn", *SMALL, *process, "--workers", "3")
+    assert "workers is 3, and there are only 2 actors to share: write --workers 2, or --actors 3" in message
+    monkeypatch.setattr("fdg.capacity.memory", lambda: (2e9, 3e8))
+    ran("train", "dqn", *SMALL, "--iterations", "1", "-q")
+    message = refused("train", "dqn", *SMALL, *process, "--workers", "2")
+    assert "for a replay buffer of 200,000 rows and 525.0 MB for 3 worker processes, and 300.0 MB of 2.0 GB" in message
+    monkeypatch.setattr("fdg.capacity.memory", lambda: (2e9, 5e6))
+    assert "needs 10.0 MB for a replay buffer" in refused("train", "dqn", *SMALL)
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+LOCKED = """
+import threading
+from fdg.algorithms.dqn import DQN
+
+class Locked(DQN):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        agent.learner.lock = threading.Lock()
+        return agent
+"""
+
+
+def test_what_cannot_go_to_other_processes_is_named(here: Path) -> None:  # noqa: F811
+    Path("locked.py").write_text(LOCKED)
+    message = refused("train", "locked.py", *COARSE, "--engine", "process")
+    assert "the learner cannot go to another process: cannot pickle '_thread.lock' object" in message
+
+
 def test_files_named_like_modules_do_not_stop_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     Path("json.py").write_text("raise SystemExit('mine')\n")
     monkeypatch.syspath_prepend(str(here))
