@@ -130,6 +130,9 @@ Work = Annotated[str, typer.Option("--sample-work", metavar="N", help="Rounds of
 Deadline = Annotated[
     str, typer.Option("--deadline", metavar="S", help="Seconds without a sign of life before a worker counts as lost.")
 ]
+Fuse = Annotated[
+    bool, typer.Option("--fuse", help="The actors of one worker act in one batch: quicker, other random numbers.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
@@ -156,6 +159,7 @@ def train(
         Path | None, typer.Option(metavar="RUN", help="Go on with a run: its folder, or one of its checkpoints.")
     ] = None,
     deadline: Deadline = "60",
+    fuse: Fuse = False,
     log_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is made.")] = Path("runs"),
     metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
     eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
@@ -234,6 +238,7 @@ def graph(
         str, typer.Option(metavar="NAME", help="What is to run it; says where fragments are.")
     ] = "inprocess",
     format: Annotated[str | None, typer.Option(metavar="|".join(FORMATS), help="What to draw.")] = None,
+    fuse: Annotated[bool, typer.Option("--fuse", help="The actors of one worker act in one batch.")] = False,
     source: Annotated[bool, typer.Option("--source", help="Print the generated code instead.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
 ) -> None:
@@ -254,7 +259,7 @@ def graph(
 
     from fdg.draw import draw
 
-    drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size, copies)
+    drawn = project(target, registry.find_policy("local" if dist_policy is None else dist_policy), *size, copies, fuse)
     drawn.placed(registry.find_engine(engine), copies or os.cpu_count() or 1)
     text = sources(drawn) if source else draw(drawn, format)
     console = Console()
@@ -394,6 +399,7 @@ LAUNCH_FLAGS = (
     "sample_work",
     "checkpoint_every",
     "deadline",
+    "fuse",
     "eval_episodes",
 )
 """How a run is launched, and not what it is: they may change when it goes on."""
@@ -429,6 +435,8 @@ def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
         if name in flags:
             text = flags[name]
             values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
+    if "fuse" in flags:
+        values["fuse"] = bool(flags["fuse"])
     values["deadline"] = seconds("--deadline", flags["deadline"])
     return values
 
@@ -465,7 +473,14 @@ def notice(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
-def project(target: registry.Target, policy: Any, actors: int, replay_shards: int, workers: int | None = None) -> Graph:
+def project(
+    target: registry.Target,
+    policy: Any,
+    actors: int,
+    replay_shards: int,
+    workers: int | None = None,
+    fused: bool = False,
+) -> Graph:
     from fdg import compiler
 
     return compiler.project(
@@ -475,6 +490,7 @@ def project(target: registry.Target, policy: Any, actors: int, replay_shards: in
         actors=actors,
         replay_shards=replay_shards,
         workers=workers,
+        fused=fused,
     )
 
 

@@ -77,6 +77,8 @@ class Fragment:
     source: str = ""
     line_map: list[tuple[int, str, int]] = field(default_factory=list)
     """(line of `source`, user's file, user's line)."""
+    fused: bool = False
+    """Whether the actors of one worker run its per-actor regions together, once over the rows of all."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ class InProcess:
         self.learner = next((i.msrl for i in self.host.instances.values() if i.msrl._learner is not None), None)
 
     def call(self, tasks: list[Task]) -> list[Reply]:
-        return [perform_copied(self.host, task, self.fetch) for task in tasks]
+        return perform_copied(self.host, tasks, self.fetch)
 
     def fetch(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
         return copied(self.host.objects(source, keys), {})
@@ -49,14 +49,18 @@ class InProcess:
         pass
 
 
-def perform_copied(host: Host, task: Task, bring: Any) -> Reply:
-    """Perform a task in this process: what enters is a copy, and what leaves is one."""
-    inputs, lent = copied((task.inputs, task.lent), {})
-    reply = host.perform(task._replace(inputs=inputs, lent=lent), bring)
-    memo: dict[Any, Any] = {}
-    reply.outputs = [
-        Kept(value.key, copied(value.copy, {})) if isinstance(value, Kept) else copied(value, memo)
-        for value in reply.outputs
-    ]
-    reply.restored, reply.lent = copied((reply.restored, reply.lent), memo)
-    return reply
+def perform_copied(host: Host, tasks: list[Task], bring: Any) -> list[Reply]:
+    """Perform tasks in this process: what enters is a copy, and what leaves is one."""
+    own = []
+    for task in tasks:
+        inputs, lent = copied((task.inputs, task.lent), {})
+        own.append(task._replace(inputs=inputs, lent=lent))
+    replies = host.perform_all(own, bring)
+    for reply in replies:
+        memo: dict[Any, Any] = {}
+        reply.outputs = [
+            Kept(value.key, copied(value.copy, {})) if isinstance(value, Kept) else copied(value, memo)
+            for value in reply.outputs
+        ]
+        reply.restored, reply.lent = copied((reply.restored, reply.lent), memo)
+    return replies

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fdg.msrl import MSRL, weights_written
+from fdg.runtime.fused import Team, own, perform_together
 from fdg.runtime.state import State, component_state, load_component_state, merged
 from fdg.runtime.values import ATOMS, UNBOUND, Varying, nbytes
 
@@ -149,8 +150,10 @@ class LocalWeights:
 class Instance:
     """One copy of a fragment. Its objects live in its store."""
 
-    def __init__(self, key: InstanceKey, body: Any, msrl: MSRL, weights: list[torch.Tensor]) -> None:
-        self.key, self.body, self.msrl, self.weights = key, body, msrl, weights
+    def __init__(
+        self, key: InstanceKey, body: Any, msrl: MSRL, weights: list[torch.Tensor], team: Team | None = None
+    ) -> None:
+        self.key, self.body, self.msrl, self.weights, self.team = key, body, msrl, weights, team
         self.store = Store()
         self.version = 0
         """Version of the weights that the actor here has."""
@@ -213,10 +216,7 @@ class Host:
         instance = self.instances[task.instance]
         instance.store.release(task.release)
         reply = Reply()
-        if task.weights is not None and task.weights != instance.version and instance.weights:
-            start = perf_counter()
-            instance.load_weights(self.board, task.weights)
-            instance.msrl.record.phases["sync"] += perf_counter() - start
+        self.bring_weights(instance, task)
         brought: dict[Any, tuple[Any, ...]] = {}
         inputs = {
             name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
@@ -241,10 +241,26 @@ class Host:
         reply.report = instance.report()
         return reply
 
-    def resolve(self, instance: Instance, name: str, value: Any, bring: Any, brought: Any, reply: Reply) -> Any:
-        """An input as the region gets it."""
+    def perform_all(self, tasks: list[Task], bring: Callable[..., tuple[Any, ...]]) -> list[Reply]:
+        """Run tasks: fused actors together, others one after the other."""
+        if self.instances[tasks[0].instance].team is not None:
+            return perform_together(self, tasks, bring)
+        return [self.perform(task, bring) for task in tasks]
+
+    def bring_weights(self, instance: Instance, task: Task) -> None:
+        """Bring an actor's weights up to date, if its region is to see newer ones."""
+        if task.weights is not None and task.weights != instance.version and instance.weights:
+            start = perf_counter()
+            instance.load_weights(self.board, task.weights)
+            instance.msrl.record.phases["sync"] += perf_counter() - start
+
+    def resolve(
+        self, instance: Instance, name: str, value: Any, bring: Any, brought: Any, reply: Reply, whole: bool = False
+    ) -> Any:
+        """An input as the region gets it; `whole` where actors run together and their parts may be put together."""
         if isinstance(value, Here):
-            return instance.store.objects[value.key]
+            found = instance.store.objects[value.key]
+            return found if whole else own(found)
         if isinstance(value, From):
             if (value.source, value.keys) not in brought:
                 brought[value.source, value.keys] = bring(value.source, value.keys)
@@ -286,4 +302,4 @@ class Host:
 
     def objects(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
         """Objects of an instance, themselves: to be copied by whoever sends them on."""
-        return tuple(self.instances[source].store.objects[key] for key in keys)
+        return tuple(own(self.instances[source].store.objects[key]) for key in keys)

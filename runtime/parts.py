@@ -22,6 +22,7 @@ from fdg.graph import Fragment, Graph
 from fdg.msrl import MSRL
 from fdg.runtime.environments import Environment, EnvSpec, make_env
 from fdg.runtime.evaluation import Evaluator
+from fdg.runtime.fused import Team
 from fdg.runtime.instance import Instance, InstanceKey
 from fdg.runtime.load import load_class, write_sources
 from fdg.runtime.replay import ReplayBuffer
@@ -77,9 +78,12 @@ class Parts:
     def evaluator(self) -> Evaluator:
         return Evaluator(self.spec, lambda rows, seed: make_environment(self.config, rows, seed))
 
-    def environment(self, index: int) -> Environment:
+    def environment(self, index: int, actors: int = 1) -> Environment:
+        """The environments of an actor, or of it and the following ones, fused."""
+        if actors > 1 and index in self.environments:
+            self.environments.pop(index).close()
         if index not in self.environments:
-            self.environments[index] = actor_environment(self.config, self.streams, index)
+            self.environments[index] = actor_environment(self.config, self.streams, index, actors)
         return self.environments[index]
 
     def instance_keys(self) -> list[InstanceKey]:
@@ -93,8 +97,17 @@ class Parts:
         return found
 
     def instances(self, keys: Iterable[InstanceKey]) -> dict[InstanceKey, Instance]:
-        """Build instances, each with copies of its components."""
-        return {key: self.actor_instance(key) if key[1] == "actor" else self.one_instance(key) for key in keys}
+        """Build instances, each with copies of its components; fused actors have theirs together, with the first."""
+        keys = list(keys)
+        teams: dict[InstanceKey, Team] = {}
+        for name, fragment in self.fragments.items():
+            members = [key for key in keys if key[:2] == (name, "actor")]
+            if fragment.fused and len(members) > 1:
+                teams.update(dict.fromkeys(members, Team(fragment, members, self.config.envs)))
+        return {
+            key: self.actor_instance(key, teams.get(key)) if key[1] == "actor" else self.one_instance(key)
+            for key in keys
+        }
 
     def body(self, fragment: str) -> Any:
         """The fragment's own copy of the trainer."""
@@ -104,16 +117,20 @@ class Parts:
         vars(body).update({name: copied(value, memo) for name, value in self.attributes.items()})
         return body
 
-    def actor_instance(self, key: InstanceKey) -> Instance:
+    def actor_instance(self, key: InstanceKey, team: Team | None) -> Instance:
         fragment, _, index = key
+        if team is not None and key != team.members[0]:
+            return Instance(
+                key, self.body(fragment), MSRL(config=self.config, streams=self.streams, index=index), [], team
+            )
         components = self.fragments[fragment].components
         actor: Actor | None = None
         weights: list[torch.Tensor] = []
         if "actor" in components:
             actor, weights = copy_component(self.agent.actor, self.places, "the actor")
-        env = self.environment(index) if "env" in components else None
+        env = self.environment(index, len(team.members) if team else 1) if "env" in components else None
         msrl = MSRL(config=self.config, streams=self.streams, index=index, env=env, actor=actor)
-        return Instance(key, self.body(fragment), msrl, weights)
+        return Instance(key, self.body(fragment), msrl, weights, team)
 
     def one_instance(self, key: InstanceKey) -> Instance:
         fragment = key[0]
@@ -174,10 +191,10 @@ def make_environment(config: Config, rows: int, seed: int) -> Environment:
     return env(rows, seed) if callable(env) else make_env(env, rows, seed)
 
 
-def actor_environment(config: Config, streams: Streams, index: int) -> Environment:
-    """The environments of one logical actor."""
+def actor_environment(config: Config, streams: Streams, index: int, actors: int = 1) -> Environment:
+    """The environments of one logical actor, or of several as one vector environment."""
     with streams.of("env", index):
-        return make_environment(config, config.envs, derive_seed(config.seed, "env", index))
+        return make_environment(config, actors * config.envs, derive_seed(config.seed, "env", index))
 
 
 def tensors_at(component: Any, places: list[Any]) -> list[torch.Tensor]:

@@ -370,7 +370,7 @@ class Processes:
             if isinstance(item, Here) and isinstance(lazy := store.objects[item.key], LazyBatch):
                 store.put(item.key, lazy.batch())
         self.buffer.lazy = uses.passes
-        reply = perform_copied(self.host, task._replace(inputs=inputs), self.fetch)
+        (reply,) = perform_copied(self.host, [task._replace(inputs=inputs)], self.fetch)
         self.buffer.flush()
         reply.bytes.update(sizes)
         return reply

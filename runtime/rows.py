@@ -188,6 +188,20 @@ class Rows:
             batch,
         )
 
+    def cut(self, start: int, stop: int) -> Rows:
+        """Of every step, the rows of some of its environments."""
+        if self._count and not self._width:
+            raise UsageError(
+                "rows of steps with different numbers of environments cannot be cut into those of each actor"
+            )
+        part = Rows()
+        part._width, part._count = stop - start, self._count // (self._width or 1) * (stop - start)
+        part._table = Table(part._count)
+        for column in self._table.columns:
+            steps = column.array[: self._count].reshape(-1, self._width or 1, *column.shape)
+            part._table.columns.append(column._replace(array=steps[:, start:stop].reshape(part._count, *column.shape)))
+        return part
+
     def __len__(self) -> int:
         return self._count
 

@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is executed: nothing here changes its result."""
+    """How a run is executed: nothing here but `fuse` changes its result."""
 
     engine: str = "inprocess"
     workers: int | None = None
@@ -67,6 +67,8 @@ class Options:
     passes: Iterable[str] | None = None
     deadline: float = 60.0
     """Seconds without a sign of life after which a worker counts as lost."""
+    fuse: bool = False
+    """Whether the actors of one worker act in one batch: quicker, and the one thing here that changes numbers."""
 
 
 def launch(
@@ -88,6 +90,7 @@ def launch(
     resume: str | Path | dict[str, Any] | None = None,
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
+    fuse: bool = False,
     **overrides: Any,
 ) -> Result:
     """Train. The result depends on the trainer and its config alone, not on policy, engine or workers.
@@ -98,7 +101,9 @@ def launch(
     projected here. A checkpoint is taken every `checkpoint_every` turns of the outermost loop, and written to `folder` if
     there is one; `resume` goes on from a checkpoint, or from the newest in a run folder (or from a state that
     `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
-    `deadline` seconds, is told to `notice`. Keyword arguments that are not launch options override fields of the config.
+    `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
+    allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
+    that). Keyword arguments that are not launch options override fields of the config.
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
@@ -118,7 +123,7 @@ def launch(
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
-    options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline)
+    options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline, fuse)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
     try:
@@ -197,6 +202,9 @@ class Run:
         else:
             graph = graph or self.project(self.options.passes)
             graph.placed(self.options.engine, self.options.workers or os.cpu_count() or 1)
+            for said in graph.passes:
+                if said.startswith("fuse: ") and not any(part.fused for part in graph.fragments.values()):
+                    self.session.notice(f"not fused: {said.removeprefix('fuse: ')}")
             trainer, msrl = self.fragments(graph)
         trainer.msrl = msrl
         state = self.session.state()
@@ -310,6 +318,7 @@ class Run:
             "replay_shards": self.config.replay_shards,
             "seed": self.config.seed,
             "threads": torch.get_num_threads(),
+            "fused": bool(coordinator and graph and any(part.fused for part in graph.fragments.values())),
             "frames": self.progress.frames(),
             "episodes": self.progress.episodes,
             "seconds": seconds,
@@ -361,6 +370,7 @@ class Run:
             replay_shards=self.config.replay_shards,
             workers=self.learners(),
             passes=PASSES if passes is None else passes,
+            fused=self.options.fuse,
         )
 
     def learners(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from fdg.errors import CheckpointError
 from fdg.msrl import MSRL
 from fdg.runtime.snapshot import restore, state_of
 
@@ -43,7 +44,14 @@ def load_component_state(msrl: MSRL, state: State) -> list[str]:
     streams = []
     if msrl._env is not None:
         env: Any = msrl._env
-        saved = state["env"][msrl.index]
+        saved = state["env"].get(msrl.index)
+        here = env.spec.num_envs
+        then = here if saved is None else saved.get("envs", here)
+        if saved is None or then != here:
+            raise CheckpointError(
+                f"actor {msrl.index} has {here} environments here and {'none of its own' if saved is None else then} in the "
+                "checkpoint: resume with the --envs, --fuse and --workers of the run that wrote it"
+            )
         reason = None
         if hasattr(env, "load_state"):
             reason = env.load_state(saved)

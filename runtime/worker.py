@@ -25,7 +25,7 @@ from fdg.errors import RunError
 from fdg.msrl import sample_work
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.group import Group, Seat
-from fdg.runtime.instance import Host, InstanceKey, LocalWeights, Task, Weights
+from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights
 from fdg.runtime.parts import Parts
 from fdg.runtime.replay import PRIORITY, Draw, Router, Shard, Update
 from fdg.runtime.replicas import Replica
@@ -101,20 +101,25 @@ class Worker:
         """Perform tasks, one after the other. `board` says where the weights are, if that is not known anyway."""
         if board is not None:
             self.board.note(board)
-        replies = [self.one(packed.open(), given) for packed, given in tasks]
-        return {"replies": replies, "board": getattr(self.board, "where", None)}
-
-    def one(self, task: Task, given: dict[Any, Any]) -> tuple[Packed, dict[tuple[int, ...], Slot]]:
         assert self.host is not None
-        for slot in self.published.pop(task.instance, {}).values():
-            self.arena.free(slot)
-        self.given = given
-        reply = self.host.perform(task, self.bring)
-        sent: dict[tuple[int, ...], Slot] = {}
-        for out, value in zip(task.outputs, reply.outputs, strict=True):
-            if out.sent and hasattr(value, "key"):
-                sent[(value.key,)] = self.publish(task.instance, (value.key,))
-        return Packed(reply), sent
+        answers: list[tuple[Packed, dict[tuple[int, ...], Slot]]] = []
+        opened = [(packed.open(), given) for packed, given in tasks]
+        fused = self.host.instances[opened[0][0].instance].team is not None
+        for some in [opened] if fused else [[one] for one in opened]:
+            self.given = {}
+            for task, given in some:
+                self.given.update(given)
+                for slot in self.published.pop(task.instance, {}).values():
+                    self.arena.free(slot)
+            replies = self.host.perform_all([task for task, _ in some], self.bring)
+            for (task, _), reply in zip(some, replies, strict=True):
+                sent: dict[tuple[int, ...], Slot] = {
+                    (value.key,): self.publish(task.instance, (value.key,))
+                    for out, value in zip(task.outputs, reply.outputs, strict=True)
+                    if out.sent and isinstance(value, Kept)
+                }
+                answers.append((Packed(reply), sent))
+        return {"replies": answers, "board": getattr(self.board, "where", None)}
 
     def bring(self, source: InstanceKey, keys: tuple[int, ...]) -> tuple[Any, ...]:
         assert self.host is not None

@@ -7,6 +7,7 @@ type       vary.py       varying or global
 cut        cut.py        regions, hoisted inserts, what enters, leaves and stays
 connect    connect.py    edges, rates, advice
 emit       emit.py       the Python that runs
+fuse       fuse.py       the actors of one worker in one batch, where it is asked for
 resume     resume.py     the same with boundaries, where a run can be saved and resumed; on its own, after the others
 """
 
@@ -20,6 +21,7 @@ from fdg.compiler.cut import DRIVER, PASSES, Cutter, Handles, Interfaces, pin_ca
 from fdg.compiler.effects import analyse
 from fdg.compiler.emit import Emitter
 from fdg.compiler.flow import total
+from fdg.compiler.fuse import fuse
 from fdg.compiler.ir import walk
 from fdg.compiler.lower import Method
 from fdg.compiler.source import TrainerSource, from_class, from_file
@@ -38,18 +40,21 @@ def project(
     replay_shards: int = 1,
     workers: int | None = None,
     passes: Iterable[str] = PASSES,
+    fused: bool = False,
 ) -> Graph:
     """Project a trainer (a class, or a file and a class name) onto a policy's fragments.
 
     `passes` are the optimizations to apply: hoist, merge, dead, resident. The program means the same without them.
     `workers` is how many copies there are of what exists once per worker; by default one per actor.
+    `fused` lets the actors of one worker act in one batch where they can.
     """
     chosen = frozenset(passes)
     for name in chosen - set(PASSES):
         raise UsageError(f"unknown pass {name!r}; {did_you_mean(name, PASSES)}")
     policy.check()
     source = from_class(trainer) if trainer is not None else from_file(file, class_name)
-    return Projection(source, policy, actors, replay_shards, chosen, workers or actors).graph
+    graph = Projection(source, policy, actors, replay_shards, chosen, workers or actors).graph
+    return fuse(graph, source, workers) if fused else graph
 
 
 class Projection:

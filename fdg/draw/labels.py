@@ -39,7 +39,8 @@ def _plural(count: int, noun: str) -> str:
 
 
 def heading(fragment: Fragment) -> str:
-    return clean(fragment.name + (f" ×{fragment.replicas}" if fragment.replicas != 1 else ""))
+    copies = f" ×{fragment.replicas}" if fragment.replicas != 1 else ""
+    return clean(f"{fragment.name}{copies}{', fused' if fragment.fused else ''}")
 
 
 def holds(fragment: Fragment) -> str:
