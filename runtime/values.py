@@ -240,6 +240,11 @@ class Return:
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         self.originals = {id(new): (old, new) for old, new in pairs}
+        self.storages = {
+            new.untyped_storage().data_ptr(): (old, new)
+            for old, new in self.originals.values()
+            if isinstance(new, torch.Tensor) and new.numel()
+        }
         self.done: dict[int, Any] = {}
         self.memo: dict[int, Any] = {}
 
@@ -264,8 +269,24 @@ class Return:
             new = self.done[id(value)] = {}
             new.update({self.value(key): self.value(item) for key, item in value.items()})
             return new
+        if isinstance(value, torch.Tensor):
+            known = self.storages.get(value.untyped_storage().data_ptr())
+            view = None if known is None else self.view(value, *known)
+            if view is not None:
+                self.done[id(value)] = view
+                return view
         new = self.done[id(value)] = copied(value, self.memo)
         return new
+
+    def view(self, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
+        """What was a view of a tensor's copy, as a view of the tensor; None where their layouts differ."""
+        storage = old.untyped_storage()
+        if storage.nbytes() != new.untyped_storage().nbytes() or (
+            (old.storage_offset(), old.stride(), old.dtype) != (new.storage_offset(), new.stride(), new.dtype)
+        ):
+            return None
+        self.value(new)
+        return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.size(), value.stride())
 
     def restore(self, old: Any, new: Any) -> Any:
         """Make the driver's object what the fragment made of its copy."""

@@ -562,7 +562,7 @@ class Interfaces:
         Inside the helper their other names are not known: objects that share parts are brought to the driver, where
         what a region changes is changed in place. Objects that the helper makes varying become each actor's own.
         """
-        known = live | statement.head.reads
+        known = (live - statement.head.strong) | statement.head.reads
         statement.parts["promote"] = statement.parts.get("promote", set()) & known
         aliases = method.summary.aliases
         names = {name for name in statement.head.mutates & known if self.analysis.kind_of(name, method) != "scalar"}

@@ -369,19 +369,21 @@ class Emitter:
         """Give each actor its own of global objects that are about to become varying."""
         if not names:
             return
-        certain = bound | self.handles.interfaces.certain
-        ports = [Port(name, maybe_unbound=name not in certain) for name in sorted(names)]
+        certain = self.handles.interfaces.certain
+        ports = [
+            Port(name, maybe_unbound=name not in (certain if is_attribute(name) else bound)) for name in sorted(names)
+        ]
         this = method.self_name
         values = ", ".join(f'"{port.name}": {self.current(port, this)}' for port in ports)
         self.pack(text, depth, ports, names, this, origin, f"{this}.msrl.per_actor({{{values}}})")
 
     def settle(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
         """Bring objects that share parts to the driver before a helper changes one of them."""
-        bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
+        bound, certain = statement.parts.get("bound", set()), self.handles.interfaces.certain
         for group in statement.parts.get("settle", ()):
             names = [name for name in group if name in self.handles.names.get(method.key, set())]
             if len(names) > 1:
-                ports = [Port(name, maybe_unbound=name not in bound) for name in names]
+                ports = [Port(n, maybe_unbound=n not in (certain if is_attribute(n) else bound)) for n in names]
                 values = ", ".join(self.current(port, method.self_name) for port in ports)
                 text.add(depth, f"{method.self_name}.msrl.settle({values})", statement.origin)
 
