@@ -40,6 +40,13 @@ class Commands(TyperGroup):
     Of an error in the user's running code the traceback is shown, from the user's first line on.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--trace` may come without a file, which Typer has no word for."""
+        for at, word in enumerate(args):
+            if word == "--trace" and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                args[at] = "--trace="
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         interrupts: list[int] = []
 
@@ -160,6 +167,10 @@ def train(
     ] = None,
     deadline: Deadline = "60",
     fuse: Fuse = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="[FILE]", help="Write a trace for ui.perfetto.dev; by default in the run folder."),
+    ] = None,
     log_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is made.")] = Path("runs"),
     metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
     eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
@@ -176,7 +187,7 @@ def train(
     flags = launch_flags(ctx, resume)
     policy = registry.find_policy("local" if flags["dist_policy"] is None else flags["dist_policy"])
     physical = read_launch_flags(flags)
-    for path, folder in [(metrics_json, False), (log_dir, True)]:
+    for path, folder in [(metrics_json, False), (Path(trace) if trace else None, False), (log_dir, True)]:
         if path is not None:
             check_writable(path, folder)
     state = None
@@ -214,6 +225,7 @@ def train(
                 folder=runs,
                 resume=state,
                 notice=notice,
+                trace=runs if trace == "" else trace,
             )
     except (Stop, KeyboardInterrupt, RunError) as error:
         if runs.has_checkpoint():

@@ -24,6 +24,7 @@ from fdg.compiler.operations import OPERATIONS
 from fdg.errors import GraphError
 from fdg.graph import DRIVER, Graph, Region
 from fdg.msrl import MSRL, PHASES
+from fdg.runtime import trace
 from fdg.runtime.engine import Engine
 from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task, modes
 from fdg.runtime.values import (
@@ -129,13 +130,14 @@ class Coordinator:
     def run(self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any], set[str]]]) -> list[Any]:
         """Run a region on some instances: what each gets, and of what the driver's own objects come back changed."""
         start = perf_counter()
-        tasks = [self.task(region, key, inputs, lend) for key, inputs, lend in calls]
-        replies = self.engine.call(tasks)
-        self.account(tasks, replies, perf_counter() - start)
-        return [
-            self.finish(region, self.shelves[key], inputs, task, reply)
-            for (key, inputs, _), task, reply in zip(calls, tasks, replies, strict=True)
-        ]
+        with trace.span(trace.DRIVER_ROW, trace.label(region) if trace.on() else "", "region"):
+            tasks = [self.task(region, key, inputs, lend) for key, inputs, lend in calls]
+            replies = self.engine.call(tasks)
+            self.account(tasks, replies, perf_counter() - start)
+            return [
+                self.finish(region, self.shelves[key], inputs, task, reply)
+                for (key, inputs, _), task, reply in zip(calls, tasks, replies, strict=True)
+            ]
 
     def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: set[str]) -> Task:
         """What an instance is asked to do."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from fdg.runtime.instance import InstanceKey, Reply, Task
+from fdg.runtime.trace import Place
 
 
 class Engine(Protocol):
@@ -44,6 +45,10 @@ class Engine(Protocol):
 
     def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
         """Put copies of objects into an instance's store; their keys."""
+        ...
+
+    def spans(self) -> list[Place]:
+        """What workers noted for the trace; nothing of this process."""
         ...
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 
 from fdg.errors import GraphError, RunError
 from fdg.graph import Fragment
+from fdg.runtime import trace
 from fdg.runtime.rows import Rows
 from fdg.runtime.values import ATOMS, UNBOUND, Return, Unbound
 
@@ -110,22 +111,23 @@ def perform_together(
         raise GraphError(f"{task.region} runs fused, and was called for {len(tasks)} of {len(team.members)} actors")
     replies, inputs = [Reply() for _ in tasks], []
     host.bring_weights(first, task)
-    for one, reply in zip(tasks, replies, strict=True):
-        instance = host.instances[one.instance]
-        instance.store.release(one.release)
-        brought: dict[Any, tuple[Any, ...]] = {}
-        inputs.append(
-            {
-                name: host.resolve(instance, name, value, bring, brought, reply, whole=True)
-                for name, value in one.inputs.items()
-            }
-        )
-    varying = team.inputs[task.region]
-    memo: Memo = {}
-    together = {
-        name: team.join([values[name] for values in inputs], memo) if name in varying else own(inputs[0][name])
-        for name in task.inputs
-    }
+    with trace.span(trace.row_of(first.key), "transfer", "transfer"):
+        for one, reply in zip(tasks, replies, strict=True):
+            instance = host.instances[one.instance]
+            instance.store.release(one.release)
+            brought: dict[Any, tuple[Any, ...]] = {}
+            inputs.append(
+                {
+                    name: host.resolve(instance, name, value, bring, brought, reply, whole=True)
+                    for name, value in one.inputs.items()
+                }
+            )
+        varying = team.inputs[task.region]
+        memo: Memo = {}
+        together = {
+            name: team.join([values[name] for values in inputs], memo) if name in varying else own(inputs[0][name])
+            for name in task.inputs
+        }
     with entered(task.modes):
         try:
             result = first.call(task.region, together)

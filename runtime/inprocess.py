@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fdg.runtime import trace
 from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Reply, Task
 from fdg.runtime.parts import Parts
 from fdg.runtime.values import copied
@@ -45,6 +46,9 @@ class InProcess:
     def put(self, target: InstanceKey, values: tuple[Any, ...]) -> tuple[int, ...]:
         return self.host.put(target, copied(values, {}))
 
+    def spans(self) -> list[trace.Place]:
+        return []
+
     def stop(self) -> None:
         pass
 
@@ -52,9 +56,10 @@ class InProcess:
 def perform_copied(host: Host, tasks: list[Task], bring: Any) -> list[Reply]:
     """Perform tasks in this process: what enters is a copy, and what leaves is one."""
     own = []
-    for task in tasks:
-        inputs, lent = copied((task.inputs, task.lent), {})
-        own.append(task._replace(inputs=inputs, lent=lent))
+    with trace.span(trace.DRIVER_ROW, "transfer", "transfer"):
+        for task in tasks:
+            inputs, lent = copied((task.inputs, task.lent), {})
+            own.append(task._replace(inputs=inputs, lent=lent))
     replies = host.perform_all(own, bring)
     for reply in replies:
         memo: dict[Any, Any] = {}

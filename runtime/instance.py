@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fdg.msrl import MSRL, weights_written
+from fdg.runtime import trace
 from fdg.runtime.fused import Team, own, perform_together
 from fdg.runtime.state import State, component_state, load_component_state, merged
 from fdg.runtime.values import ATOMS, UNBOUND, Varying, nbytes
@@ -162,7 +163,9 @@ class Instance:
 
     def call(self, region: str, inputs: dict[str, Any]) -> Any:
         """Run one region. Weights are the learner's: an actor that writes its copies would do so in vain."""
-        result = getattr(self.body, region)(**inputs)
+        method = getattr(self.body, region)
+        with trace.span(trace.row_of(self.key), f"{method.__doc__} {region}", "region"):
+            result = method(**inputs)
         if self.msrl._actor is not None and self.marks != [tensor._version for tensor in self.weights]:
             raise weights_written()
         return result
@@ -210,6 +213,13 @@ class Host:
         for instance in instances.values():
             if instance.msrl._learner is not None and publishes:
                 board.write(instance.weights, instance.msrl.version)
+        if trace.on():
+            self.watch()
+
+    def watch(self) -> None:
+        """Give component calls spans in the trace."""
+        for key, instance in self.instances.items():
+            trace.watch(instance.msrl, trace.row_of(key), trace.PHASE_OF)
 
     def perform(self, task: Task, bring: Callable[[InstanceKey, tuple[int, ...]], tuple[Any, ...]]) -> Reply:
         """Run a task whose message has arrived. `bring` gets objects of other instances, as copies."""
@@ -218,9 +228,10 @@ class Host:
         reply = Reply()
         self.bring_weights(instance, task)
         brought: dict[Any, tuple[Any, ...]] = {}
-        inputs = {
-            name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
-        }
+        with trace.span(trace.row_of(task.instance), "transfer", "transfer"):
+            inputs = {
+                name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
+            }
         version = instance.msrl.version
         with entered(task.modes):
             result = instance.call(task.region, inputs)
@@ -251,7 +262,8 @@ class Host:
         """Bring an actor's weights up to date, if its region is to see newer ones."""
         if task.weights is not None and task.weights != instance.version and instance.weights:
             start = perf_counter()
-            instance.load_weights(self.board, task.weights)
+            with trace.span(trace.row_of(instance.key), f"sync weights {task.weights}", "sync"):
+                instance.load_weights(self.board, task.weights)
             instance.msrl.record.phases["sync"] += perf_counter() - start
 
     def resolve(

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from fdg.errors import RunError, WorkerLost
+from fdg.runtime import trace
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.forkserver import ForkServer, for_one_run
 from fdg.runtime.group import PeerFailed, Seat, open_store
@@ -188,6 +189,10 @@ class Processes:
                     f"worker {remote.name} computes differently from the driver ({seen['fingerprint']}, here {mine}): "
                     "results would differ in the last bits"
                 )
+        if trace.on():
+            for remote in self.remotes:
+                remote.ask("take_trace")
+            self.hear(self.remotes)
         if local:
             self._open_replay(local)
 
@@ -287,18 +292,21 @@ class Processes:
             return [self.call_here(task) for task in tasks]
         mine: list[Slot] = []
         groups: dict[int, tuple[Remote, list[tuple[Packed, Any]], set[Slot], str]] = {}
-        for task in tasks:
-            packed = Packed(task)
-            for remote in self.replicas[task.instance]:
-                given = self.locate(task, remote, mine)
-                group = groups.setdefault(remote.number, (remote, [], set(), self.describe(task)))
-                group[1].append((packed, given))
-                group[2].update(slot for where in given.values() for slot in _slots_of(where))
-        for remote, requests, needs, doing in groups.values():
-            remote.ask("perform", requests, self.board_at, needs=tuple(needs), doing=doing)
+        with trace.span(trace.DRIVER_ROW, "transfer", "transfer"):
+            for task in tasks:
+                packed = Packed(task)
+                for remote in self.replicas[task.instance]:
+                    given = self.locate(task, remote, mine)
+                    group = groups.setdefault(remote.number, (remote, [], set(), self.describe(task)))
+                    group[1].append((packed, given))
+                    group[2].update(slot for where in given.values() for slot in _slots_of(where))
+            for remote, requests, needs, doing in groups.values():
+                remote.ask("perform", requests, self.board_at, needs=tuple(needs), doing=doing)
         remotes = [group[0] for group in groups.values()]
         answers = {}
-        for remote, answer in zip(remotes, self.hear(remotes), strict=True):
+        with trace.span(trace.DRIVER_ROW, f"wait for {', '.join(remote.name for remote in remotes)}", "sync"):
+            heard = self.hear(remotes)
+        for remote, answer in zip(remotes, heard, strict=True):
             answers[remote.number] = iter(answer["replies"])
             self.note_board(answer["board"])
         for slot in mine:
@@ -443,6 +451,12 @@ class Processes:
             if "learner" in fragment.components and self.parts.agent.learner is not None:
                 return self.homes[name, "one", 0]
         return None
+
+    def spans(self) -> list[trace.Place]:
+        for remote in self.remotes:
+            remote.ask("spans")
+        found = self.hear(self.remotes)
+        return [trace.Place(seen[0], remote.name, seen[1]) for remote, seen in zip(self.remotes, found, strict=True)]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         remote = self._learner()

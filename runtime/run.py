@@ -22,6 +22,7 @@ from fdg.graph import Graph
 from fdg.msrl import MSRL
 from fdg.registry import find_engine, find_policy
 from fdg.runtime import recovery
+from fdg.runtime import trace as tracing
 from fdg.runtime.boundary import Boundaries, Point, Stop
 from fdg.runtime.coordinator import Coordinator, DriverMSRL, global_value
 from fdg.runtime.engine import Engine
@@ -91,6 +92,7 @@ def launch(
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
     fuse: bool = False,
+    trace: str | os.PathLike[str] | None = None,
     **overrides: Any,
 ) -> Result:
     """Train. The result depends on the trainer and its config alone, not on policy, engine or workers.
@@ -103,7 +105,7 @@ def launch(
     `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
     `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
     allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
-    that). Keyword arguments that are not launch options override fields of the config.
+    that). `trace` is a file, or a folder, for a trace of the run that Perfetto and chrome://tracing show. Keyword arguments that are not launch options override fields of the config.
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
@@ -124,6 +126,8 @@ def launch(
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
     options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline, fuse)
+    if trace is not None:
+        tracing.begin()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # part of the result: how many threads add up changes the last bits
     try:
@@ -139,6 +143,8 @@ def launch(
                     run.close()
     finally:
         torch.set_num_threads(before)
+        if trace is not None:
+            tracing.write(trace, [tracing.Place(os.getpid(), tracing.DRIVER_ROW, tracing.end()), *session.places])
 
 
 def say(text: str) -> None:
@@ -223,13 +229,18 @@ class Run:
         with self.streams.of("driver"), self.session.interruptible():
             if state is not None:
                 recovery.set_random_state(state["random"])
-            returned = trainer.train()
+            with tracing.span(tracing.DRIVER_ROW, f"{self.trainer_class.__name__}.train", "train"):
+                returned = trainer.train()
+        if tracing.on() and self.engine is not None:
+            self.session.places += self.engine.spans()
         return self.result(trainer, returned, msrl, graph)
 
     def whole(self) -> tuple[Any, MSRL]:
         """Everything in one place: the user's own objects and loop."""
         msrl, trainer = self.parts.local(self.progress.log), self.trainer
         self.progress.environments = [self.parts.environment(0)]
+        if tracing.on():
+            tracing.watch(msrl, tracing.DRIVER_ROW, tracing.PHASE_OF)
         if self.session.wanted:
             from fdg.compiler.source import from_class
 

@@ -14,6 +14,7 @@ from fdg.api import Trainer
 from fdg.errors import WorkerLost
 from fdg.runtime import checkpoint, recovery
 from fdg.runtime.boundary import Point
+from fdg.runtime.trace import Place
 
 ATTEMPTS = 5
 """How often a run may lose workers without getting any further."""
@@ -35,6 +36,8 @@ class Session:
         self.started = False
         self.reported = 0
         self.stopping = False
+        self.places: list[Place] = []
+        """What workers noted for the trace."""
         self._losses = 0
         self._lost_at = -1
 

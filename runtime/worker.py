@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 
 from fdg.errors import RunError
 from fdg.msrl import sample_work
+from fdg.runtime import trace
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.group import Group, Seat
 from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights
@@ -36,6 +37,9 @@ from fdg.runtime.wire import Packed, pack, unpack
 
 BEAT = 0.2
 """Seconds between two signs of life."""
+REQUESTS = {"perform": "request", "publish": "transfer", "fetch": "transfer", "evaluate": "evaluate"}
+SHARD_REQUESTS = {"insert": "insert", "answer": "sample", "masses": "sample", "update": "sample"}
+"""What a worker, or a replay shard, is asked, and the phase of it in a trace."""
 PULSE = struct.Struct("<d")
 
 
@@ -94,6 +98,16 @@ class Worker:
         torch.set_num_threads(threads)
         self.shard = shard
         return {"fingerprint": fingerprint()}
+
+    def take_trace(self) -> None:
+        """Take a trace from now on: of requests, regions and component calls."""
+        trace.begin()
+        trace.watch(self, trace.REQUESTS, REQUESTS if self.shard is None else SHARD_REQUESTS)
+        if self.host is not None:
+            self.host.watch()
+
+    def spans(self) -> tuple[int, list[trace.Span]]:
+        return os.getpid(), trace.taken()
 
     # instances
 
