@@ -23,7 +23,16 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from fdg import __version__, registry
-from fdg.errors import FdgError, PolicyError, RunError, UsageError, debugging, did_you_mean, users_traceback
+from fdg.errors import (
+    CompileError,
+    FdgError,
+    PolicyError,
+    RunError,
+    UsageError,
+    debugging,
+    did_you_mean,
+    users_traceback,
+)
 
 if TYPE_CHECKING:
     from fdg.api import Trainer
@@ -239,6 +248,68 @@ def train(
         write(metrics_json, as_json(result.metrics), quiet)
 
 
+@app.command(**OPEN)
+def compare(
+    ctx: typer.Context,
+    algorithm: Name = None,
+    dist_policy: Annotated[
+        str, typer.Option("--dist-policy", metavar="A,B,…", help="Policies; the first is the reference.")
+    ] = "local,single_learner_coarse",
+    engine: Annotated[str, typer.Option(metavar="X,Y", help="Engines, each for every policy.")] = "inprocess",
+    env: Env = None,
+    actors: Actors = None,
+    envs: Envs = None,
+    workers: Workers = None,
+    replay_shards: Shards = None,
+    sample_parallelism: Parallelism = "1",
+    sample_work: Work = "0",
+    iterations: Iterations = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    deadline: Deadline = "60",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the comparison there.")
+    ] = None,
+    quiet: Quiet = False,
+    help: Help = False,
+) -> None:
+    """Run one algorithm with one seed under several policies: equal or not, seconds, calls, bytes.
+
+    The exit code is 1 if a policy that promises the same result has another.
+    """
+    if algorithm is None or help:
+        return show_help(ctx, algorithm, help)
+    target = find_target(algorithm)
+    policies = [registry.find_policy(name.strip()) for name in dist_policy.split(",")]
+    engines = [registry.find_engine(name.strip()) for name in engine.split(",")]
+    names = ("workers", "sample_parallelism", "sample_work", "deadline")
+    options = read_launch_flags({name: ctx.params[name] for name in names} | {"engine": engines[0]})
+    del options["engine"]
+    if json_file is not None:
+        check_writable(json_file)
+    trainer, config = configure(ctx, target, settings)
+    for policy in policies:  # refused before the first run, not after it
+        project(target, policy, config.actors, config.replay_shards, options["workers"])
+
+    from dataclasses import asdict
+
+    from fdg.compare import compare, table
+    from fdg.runtime.runfolder import as_json
+
+    rows = []
+    for row in compare(trainer, config, policies, engines, **options):
+        rows.append(row)
+        if not quiet and Console(stderr=True).is_terminal:
+            typer.echo(f"{row.name}: {row.result.metrics['seconds']:.1f} s", err=True)
+    if not quiet:
+        typer.echo("\n".join(table(rows)))
+    if json_file is not None:
+        about = {"algorithm": target.name, "config": asdict(config), "runs": [row.as_dict() for row in rows]}
+        write(json_file, as_json(about), quiet)
+    if any(row.difference and row.exact for row in rows):
+        raise typer.Exit(1)
+
+
 @app.command()
 def graph(
     algorithm: Name = None,
@@ -289,45 +360,67 @@ def check(
     algorithm: Name = None,
     env: Env = None,
     dist_policy: PolicyName = None,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="What is to run it.")] = "inprocess",
     actors: Actors = None,
     envs: Envs = None,
+    workers: Workers = None,
     replay_shards: Shards = None,
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
     help: Help = False,
 ) -> None:
-    """Check a trainer without running it: its config, its agent, and its fragments under a policy (or under each)."""
+    """Check a trainer without running it: config, agent, memory, checkpoints, and fragments under a policy (or each)."""
     if algorithm is None or help:
         return show_help(ctx, algorithm, help)
     target = find_target(algorithm)
     names = [dist_policy] if dist_policy is not None else [policy.name for policy in registry.policies()]
     policies = [registry.find_policy(name) for name in names]
+    engine, copies = registry.find_engine(engine), None if workers is None else count("--workers", workers, 1)
     trainer, config = configure(ctx, target, settings)
-    typer.echo(f"OK  config  {config}")
+    typer.echo(f"OK  config       {config}")
 
     from fdg.api import build_parts
+    from fdg.capacity import Needs, check_workers, stuck
     from fdg.compiler.rowwise import check_learner
     from fdg.runtime.environments import make_env
+    from fdg.runtime.parts import Parts
+    from fdg.runtime.process import worker_names
 
     environment = make_env(config.env, config.envs, config.seed)
     try:
-        agent, buffer = build_parts(trainer(config), environment.spec)
+        made = trainer(config)
+        agent, buffer = build_parts(made, environment.spec)
     finally:
         environment.close()
-    typer.echo(f"OK  agent   {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
+    typer.echo(f"OK  agent        {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
+    needs = Needs.of(buffer, environment.spec, config.actors, engine=engine)
+    needs.check()
+    typer.echo(f"OK  memory       {needs.replay() or 'no replay buffer'}")
+    parts = Parts(trainer, config, agent, buffer, environment.spec, attributes=vars(made))
+    why = stuck(parts)
+    typer.echo(
+        f"--  processes    {why}" if why else "OK  processes    config, agent and trainer can go to other processes"
+    )
+    typer.echo(checkpoints(trainer))
     for policy in policies:
         try:
-            found = project(target, policy, config.actors, config.replay_shards)
+            found = project(target, policy, config.actors, config.replay_shards, copies)
+            check_workers(copies, config, policy)
             if policy.replicated:
                 check_learner(agent.learner, policy.name)
         except PolicyError as error:
             if dist_policy:
                 raise
-            typer.echo(f"--  policy  {policy.name}: does not fit: {error}")
+            typer.echo(f"--  policy       {policy.name}: does not fit: {error}")
             continue
         counts = (len(found.fragments), "fragment"), (len(list(found.regions())), "region"), (len(found.edges), "edge")
-        typer.echo(f"OK  policy  {policy.name}: {', '.join(some(*count) for count in counts)}")
+        typer.echo(f"OK  policy       {policy.name}: {', '.join(some(*count) for count in counts)}")
+        if engine != "inprocess" and policy.name != "local":
+            parts.fragments = found.fragments
+            needs = Needs.of(buffer, environment.spec, config.actors, worker_names(parts, copies), engine)
+            needs.check()
+            typer.echo(f"    {needs.processes()}: {', '.join(needs.workers)}")
         for advice in found.advice:
             typer.echo(f"    advice: {advice}")
         used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
@@ -336,6 +429,21 @@ def check(
                 f"    advice: line {min(used)} uses a replay buffer, and this trainer makes none: "
                 "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
             )
+
+
+def checkpoints(trainer: type[Trainer]) -> str:
+    """Where a run of a trainer can be saved, or why it cannot."""
+    from fdg.compiler.resume import resumable
+    from fdg.compiler.source import from_class
+
+    try:
+        found = resumable(from_class(trainer)).boundaries
+    except CompileError as error:
+        return f"--  checkpoints  {os.path.basename(error.file)}:{error.line}: {error.reason}"
+    loops = [f"line {loop.line} of {os.path.basename(loop.file)}" for loop in found]
+    saved = dict.fromkeys(name for loop in found for name in loop.saves)
+    between = f"between turns of the loop{'s' if len(loops) > 1 else ''} in {', '.join(loops)}"
+    return f"OK  checkpoints  {between}" + (f", with {', '.join(saved)}" if saved else "")
 
 
 @app.command(name="list")

@@ -67,6 +67,8 @@ class Coordinator:
         self.counts = [Count() for _ in range(actors)]
         self.phases = dict.fromkeys(PHASES, 0.0)
         self.turn: int | None = None
+        self.watch: Callable[[Any, Any], None] | None = None
+        """Gets each edge on which something crosses between the driver and a fragment, and the value."""
         self.version = 0
         self.known: dict[InstanceKey, int] = {}
         """The version of the weights that each instance has."""
@@ -314,6 +316,8 @@ class Coordinator:
         edge = self.edge(source, target, name)
         if edge is not None:
             edge.bytes += nbytes(value)
+            if self.watch is not None:
+                self.watch(edge, value)
 
     def count(self, target: str, name: str, given: Any, size: int) -> None:
         """Count what an instance got from others."""

@@ -101,7 +101,10 @@ _kept: list[ForkServer] = []
 
 @contextlib.contextmanager
 def forkserver() -> Iterator[None]:
-    """Keep one server for all runs inside the `with`."""
+    """Keep one server for all runs inside the `with`; within another one, that server."""
+    if _kept:
+        yield
+        return
     server = ForkServer()
     _kept.append(server)
     try:

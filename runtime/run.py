@@ -262,6 +262,7 @@ class Run:
         self.engine = self.start_engine(self.parts.with_graph(graph))
         coordinator = Coordinator(graph, self.engine, self.parts.instance_keys(), self.config.actors)
         coordinator.weight_bytes = sum(math.prod(size) * 4 for _, _, size, _ in self.parts.places)
+        coordinator.watch = next((item.on_cross for item in self.observers if hasattr(item, "on_cross")), None)
         self.coordinator, self.progress.environments = coordinator, coordinator.counts
         source, line_map, file = graph.driver, graph.driver_map, self.parts.files["driver"]
         if self.session.wanted:

@@ -34,7 +34,8 @@ class Observer(Protocol):
     `on_start` once, before the first component call; `on_log` for each `self.msrl.log`; `on_end` once, after the final
     evaluation, and not at all if the run fails. A row holds iteration, frames, episodes, seconds, frames_per_second,
     episodic_return (None before the first episode ends) and values {name: number}. An observer with a method `on_needs`
-    gets the `fdg.capacity.Needs` of the run before anything is started.
+    gets the `fdg.capacity.Needs` of the run before anything is started; one with `on_cross` gets the edge and the value of
+    each crossing between the driver and a fragment.
     """
 
     def on_start(self, config: Config, graph: Graph | None) -> None: ...

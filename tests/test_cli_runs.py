@@ -225,3 +225,79 @@ def test_flags_of_a_launch_are_checked() -> None:
     text = ran("train", "--help")
     for flag in ("workers", "sample-parallelism", "sample-work", "deadline", "checkpoint-every", "resume", "engine"):
         assert f"--{flag} " in text
+
+
+# ---- compare and check
+
+
+LEAKY = """
+from fdg.algorithms.dqn import DQN, QActor, QLearner
+
+SEEN = [0]
+
+class Counting(QLearner):
+    def learn(self, batch):
+        SEEN[0] += 1
+        return super().learn(batch)
+
+class Looking(QActor):
+    def act(self, td, epsilon):
+        return super().act(td, 1.0 if SEEN[0] else epsilon)
+
+class Leaky(DQN):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        SEEN[0], agent.learner.__class__, agent.actor.__class__ = 0, Counting, Looking
+        return agent
+"""
+
+
+def test_compare_finds_policies_equal(here: Path) -> None:  # noqa: F811
+    policies = ("--dist-policy", "local,single_learner_coarse", "--engine", "inprocess,process", "--workers", "2")
+    said = ran("compare", "dqn", *SMALL[:-2], "--iterations", "3", *policies, "--json", "c.json")
+    header, *lines = said.splitlines()
+    assert header.split()[:4] == ["policy", "engine", "result", "seconds"]
+    assert [line.split()[:3] for line in lines[:3]] == [
+        ["local", "inprocess", "reference"],
+        ["single_learner_coarse", "inprocess", "equal"],
+        ["single_learner_coarse", "process", "equal"],
+    ]
+    assert re.search(r"single_learner_coarse on process: .*actors → learner rows1 [\d.]+ kB", said)
+    runs = json.loads(Path("c.json").read_text())["runs"]
+    assert len({run["params_sha256"] for run in runs}) == 1 and all(run["equal"] for run in runs)
+    assert runs[2]["calls"] == runs[1]["calls"] != runs[0]["calls"] and runs[1]["bytes"]["actors->learner:rows1"] > 0
+    assert not Path("runs").exists()
+
+
+def test_compare_names_the_first_difference(here: Path) -> None:  # noqa: F811
+    Path("leaky.py").write_text(LEAKY)
+    places = (*COARSE, "--engine", "inprocess,process")
+    result = fdg("compare", "leaky.py:Leaky", *SMALL[:-2], "--iterations", "4", *places, "--epsilon-start", "0")
+    assert result.exit_code == 1, result.output
+    assert re.search(r"^single_learner_coarse +process +DIFFERS", result.stdout, re.M)
+    said = next(line for line in result.stdout.splitlines() if "carries another value" in line)
+    assert re.fullmatch(
+        r"single_learner_coarse on process: iteration (\d): learner → driver `loss` carries another value; "
+        r"iteration \1: loss is [\d.e-]+, expected [\d.e-]+",
+        said,
+    )
+
+
+def test_compare_refuses_before_it_runs(here: Path) -> None:  # noqa: F811
+    assert "did you mean 'local'" in refused("compare", "dqn", "--dist-policy", "locl")
+    assert "no engine 'proces'" in refused("compare", "dqn", "--engine", "inprocess,proces")
+    assert "--workers is 0" in refused("compare", "dqn", "--workers", "0")
+
+
+def test_check_says_what_a_run_would_need(here: Path) -> None:  # noqa: F811
+    Path("locked.py").write_text(LOCKED)
+    Path("loopless.py").write_text(LOOPLESS)
+    said = ran("check", "dqn", "--actors", "2", "--engine", "process", "--workers", "2", *COARSE)
+    assert re.search(r"^OK +memory +replay buffer 10.0 MB when full", said, re.M)
+    assert re.search(r"^OK +processes", said, re.M)
+    assert re.search(r"^OK +checkpoints +between turns of the loop in line \d+ of dqn.py, with td, loss$", said, re.M)
+    assert "\n    3 worker processes: actors[0], actors[1], learner\n" in said
+    said = ran("check", "locked.py", "--dist-policy", "local")
+    assert re.search(r"^-- +processes +the learner cannot go to another process: cannot pickle", said, re.M)
+    said = ran("check", "loopless.py", "--dist-policy", "local")
+    assert re.search(r"^-- +checkpoints +loopless.py:5: this trainer cannot be checkpointed: ", said, re.M)

@@ -5,6 +5,7 @@ Comments in a page, invisible to its readers, say what the block below them is:
     <!-- file: NAME -->                     a part of the file NAME; blocks of one name, in order, are the whole file
     <!-- output of: COMMAND -->             what the command prints in the folder of the page's files
     <!-- excerpt of: PATH CLASS.METHOD -->  a method in a file of the repository
+    <!-- run: ABOUT -->                     commands that succeed, one per line; those of a page in order, in one folder
 
 `make docs` (python tests/test_docs.py) writes outputs and excerpts of all pages anew.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import glob
 import importlib
 import os
 import pkgutil
@@ -20,19 +22,21 @@ import re
 import sys
 import tempfile
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import fdg
 from fdg.cli import app
 from fdg.registry import import_file
+from fdg.runtime.forkserver import forkserver
 from fdg.testing import assert_policies_equal
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-BLOCK = re.compile(r"^<!-- (file|output of|excerpt of): (.*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^<!-- (file|output of|excerpt of|run): (.*?) -->\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
 
 
@@ -52,17 +56,22 @@ def outputs(page: Path) -> list[tuple[str, str]]:
     return [(command, body) for kind, command, body in BLOCK.findall(page.read_text()) if kind == "output of"]
 
 
-def run(command: str, folder: Path) -> str:
-    """What an fdg command prints in a folder."""
-    program, *arguments = command.split()
+def invoke(command: str, folder: Path) -> Result:
+    """Run an fdg command in a folder; names with a * stand for the files there, as in a shell."""
+    program, *words = command.split()
     assert program == "fdg", f"{command}: only fdg commands are run"
     here = Path.cwd()
     os.chdir(folder)
     try:
-        printed = CliRunner().invoke(app, arguments).output
+        arguments = [name for word in words for name in (sorted(glob.glob(word)) if "*" in word else [word])]
+        return CliRunner().invoke(app, arguments)
     finally:
         os.chdir(here)
-    return printed.replace(f"{folder.resolve()}/", "")
+
+
+def run(command: str, folder: Path) -> str:
+    """What an fdg command prints in a folder."""
+    return invoke(command, folder).output.replace(f"{folder.resolve()}/", "")
 
 
 def excerpt(place: str) -> str:
@@ -93,6 +102,16 @@ COMMANDS = [(page.name, page, command, shown) for page in PAGES for command, sho
 def test_commands_print_what_the_page_shows(page: Path, command: str, shown: str, folder: Path) -> None:
     write_files(page, folder)
     assert run(command, folder) == shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_a_page_succeed(page: Path, folder: Path) -> None:
+    write_files(page, folder)
+    blocks = [body for kind, _, body in BLOCK.findall(page.read_text()) if kind == "run"]
+    with forkserver() if blocks else nullcontext():
+        for command in "".join(blocks).splitlines():
+            done = invoke(command, folder)
+            assert done.exit_code == 0, f"{command}\n{done.output}"
 
 
 def test_the_example_trains_alike_under_every_policy(folder: Path) -> None:
@@ -190,7 +209,7 @@ def renew(page: Path) -> None:
         write_files(page, Path(name))
 
         def block(match: re.Match[str]) -> str:
-            if match[1] == "file":
+            if match[1] in ("file", "run"):
                 return match[0]
             body = run(match[2], Path(name)) if match[1] == "output of" else excerpt(match[2])
             return f"{match[0][: match.start(3) - match.start()]}{body}```"
