@@ -1,4 +1,4 @@
-"""The command line: `fdg train`, `compare`, `graph`, `check`, `list`, `doctor`.
+"""The command line: `fdg train`, `compare`, `graph`, `check`, `list`, `doctor`, `flame`.
 
 Everything heavy (torch, torchrl, the compiler) is imported inside the command that needs it, so that help, listings
 and drawings answer at once.
@@ -22,7 +22,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fdg import __version__, registry
+from fdg import __version__, flame_cli, registry
 from fdg.errors import (
     CompileError,
     FdgError,
@@ -477,6 +477,8 @@ def doctor() -> None:
     if bad:
         raise typer.Exit(1)
 
+
+app.add_typer(flame_cli.app, name="flame")
 
 # ---- what the commands share
 

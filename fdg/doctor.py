@@ -6,15 +6,16 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from fdg import __version__
+from fdg.errors import UsageError
 
 PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "networkx", "libcst", "typer", "rich")
 OPTIONAL = {
@@ -44,6 +45,7 @@ def examine() -> Iterator[Finding]:
     yield cache()
     yield flamepy()
     yield flame()
+    yield flame_cluster()
     yield imports("torch")
     yield imports("torchrl")
     yield torchrl_compiled_part()
@@ -112,15 +114,42 @@ def flamepy() -> Finding:
 
 
 def flame() -> Finding:
-    """Flame's servers; their absence only rules out running on Flame."""
-    program = "flame-session-manager"
-    homes = [Path(home) for home in (os.environ.get("FLAME_HOME"), "/usr/local/flame") if home]
-    places = [folder / program for home in homes for folder in (home, home / "bin")]
-    found = next((str(place) for place in places if place.is_file()), None) or shutil.which(program)
-    if found:
-        return Finding("Flame servers", "ok", found)
-    seen = f"no {program} in FLAME_HOME, PATH or /usr/local/flame"
-    return Finding("Flame servers", "note", seen, "set FLAME_HOME to Flame's folder, if you want to run on Flame")
+    """Flame's servers; their absence only rules out a cluster of one's own."""
+    from fdg.runtime.flame_cluster import find_servers
+
+    try:
+        found = find_servers()
+    except UsageError as error:
+        seen, _, step = str(error).partition(": ")
+        return Finding("Flame servers", "note", seen, f"{step}, if you want to run on Flame")
+    return Finding(
+        "Flame servers", "ok", f"{', '.join(path.name for path in found.values())} in {found['cache'].parent}"
+    )
+
+
+def flame_cluster() -> Finding:
+    """The cluster that `--engine flame` would use."""
+    from fdg.runtime.flame_cluster import Loopback, configured_endpoint, default_folder, listens
+
+    what, mine = "Flame cluster", Loopback(default_folder())
+    endpoint, source = configured_endpoint()
+    if not endpoint:
+        if not mine.known():
+            return Finding(
+                what, "note", "none runs", "fdg flame up, or set FLAME_ENDPOINT, if you want to run on Flame"
+            )
+        if len(mine.alive()) < 3:
+            return Finding(what, "note", f"servers of {mine.folder} are gone", "fdg flame down, then fdg flame up")
+        endpoint, source = mine.environment()["FLAME_ENDPOINT"], "fdg flame up"
+    address = urlsplit(endpoint)
+    if not listens(address.port or 8080, address.hostname or "127.0.0.1", 2.0):
+        step = "start it, or unset FLAME_ENDPOINT to use the one of fdg flame up"
+        return Finding(what, "note", f"{endpoint} ({source}) does not answer", step)
+    authority = os.environ.get("FLAME_CA_FILE", "")
+    if address.scheme == "https" and source == "FLAME_ENDPOINT" and not Path(authority).is_file():
+        step = "set FLAME_CA_FILE to the certificate of its authority"
+        return Finding(what, "note", f"{endpoint} has TLS, and FLAME_CA_FILE is {authority or 'not set'}", step)
+    return Finding(what, "ok", f"{endpoint} ({source})")
 
 
 def imports(name: str) -> Finding:

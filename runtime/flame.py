@@ -17,13 +17,17 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from fdg.errors import RunError, UsageError, WorkerLost, is_users
-from fdg.runtime.flame_service import lost_worker
-from fdg.runtime.flame_worker import CacheArena, CacheLibrary, packed, unpacked
+from fdg.runtime.flame_cluster import LIMIT, pointed
+from fdg.runtime.flame_fork import FOLDER
+from fdg.runtime.flame_service import PING, lost_worker
+from fdg.runtime.flame_worker import CacheArena, CacheLibrary, CacheLost, first_line, packed, unpacked
+from fdg.runtime.forkserver import THREADS
 from fdg.runtime.parts import prepare_to_send
 from fdg.runtime.process import DRIVER, Processes
 from fdg.runtime.shared import Slot
@@ -31,6 +35,16 @@ from fdg.runtime.worker import raise_remote
 
 START_SECONDS = 180.0
 """Seconds that a service may take to start: it imports torch."""
+ANSWER_SECONDS = 5.0
+"""Seconds that an idle service, or the session manager, may take to answer."""
+LOOK_SECONDS = 2.0
+"""Seconds between two looks at the cluster while the driver waits."""
+DELAY_RELEASE = 10**9
+"""Seconds without work after which Flame would end a service, state and all."""
+RESREQ, RESOURCES = "FDG_FLAME_RESREQ", "cpu=1,mem=1g"
+"""What a worker asks a cluster for that is not ours, and the variable that says otherwise."""
+READY = 1
+"""Flame's number for a node that can be used."""
 CLOSE_SECONDS = 10.0
 """Seconds that a running task is given before its session is left to itself."""
 WATCH_SECONDS = 20.0
@@ -43,76 +57,223 @@ class Cluster:
     """A connection to a Flame cluster, and this run's application in it."""
 
     def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.idle: list[Any] = []
+        """Sessions whose services wait for another run."""
+        self.leaving: list[tuple[Any, concurrent.futures.Future[bytes]]] = []
+        """Sessions to be closed when their last task has been answered."""
+        self.name = f"fdg-{uuid.uuid4().hex[:12]}"
+        self._stack.enter_context(pointed())
+        self.folder = tempfile.mkdtemp(prefix=FOLDER)
+        self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        try:
+            self._register()
+        except Exception as error:
+            self._stack.close()
+            raise RunError(
+                f"the Flame cluster at {endpoint()} does not answer: {first_line(error)}. Start one with `fdg flame up`, or "
+                "set FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT to one that runs; fdg doctor says what is found"
+            ) from error
+
+    def _register(self) -> None:
         import flamepy
         from flamepy.core import cache, client
 
-        client.ConnectionInstance._connection = None  # another cluster may have been used before
+        client.ConnectionInstance._connection = client.ConnectionInstance._context = None  # of another cluster, before
         cache._context_cache = None
         self.flame = flamepy
-        self.name = f"fdg-{uuid.uuid4().hex[:12]}"
-        self.folder = tempfile.mkdtemp(prefix="fdg-flame-")
-        self.idle: list[Any] = []
-        """Sessions whose services wait for another run."""
-        self.busy: list[Any] = []
-        """Sessions that could not be closed, because a task of theirs runs."""
-        try:
-            self.flame.register_application(
-                self.name,
-                flamepy.ApplicationAttributes(
-                    command=os.environ.get("FDG_FLAME_PYTHON", sys.executable),
-                    arguments=["-m", "fdg.runtime.flame_service"],
-                    working_directory=self.folder,
-                    delay_release=10**9,
-                    environments=self.environment(),
-                ),
-            )
-        except Exception as error:
-            raise UsageError(
-                f"the Flame cluster at {endpoint()} does not answer: {error}. Start one with `fdg flame up`, or set "
-                "FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT"
-            ) from error
+        flamepy.register_application(
+            self.name,
+            flamepy.ApplicationAttributes(
+                command=os.environ.get("FDG_FLAME_PYTHON", sys.executable),
+                arguments=["-m", "fdg.runtime.flame_service"],
+                working_directory=self.folder,
+                delay_release=DELAY_RELEASE,
+                environments=self.environment(),
+            ),
+        )
+        self.connection = client.ConnectionInstance.instance()
 
     def environment(self) -> dict[str, str]:
-        names = ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "HOME", "PATH", "FDG_CACHE", "PYTHONPATH")
+        """What a service has beside the executor manager's own environment; Flame adds where the cluster is."""
+        names = ("HOME", "PATH", "FDG_CACHE", "PYTHONPATH", "FLAME_CA_FILE")
         known = {name: os.environ[name] for name in names if name in os.environ}
-        return {**known, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {**known, "TMPDIR": self.folder, **dict.fromkeys(THREADS, "1")}
+
+    # room
+
+    def nodes(self) -> list[Any]:
+        """The nodes that are ready."""
+        from flamepy.proto.frontend_pb2 import ListNodesRequest
+
+        return [node for node in self._ask("ListNodes", ListNodesRequest()).nodes if node.status.state == READY]
+
+    def executors(self) -> dict[str, Any]:
+        """The executors in use, by their session."""
+        from flamepy.proto.frontend_pb2 import ListExecutorRequest
+
+        found = self._ask("ListExecutor", ListExecutorRequest()).executors
+        return {executor.status.session_id: executor for executor in found if executor.status.session_id}
+
+    def _ask(self, name: str, request: Any) -> Any:
+        """Ask the session manager; its client's own methods have no deadline."""
+        import grpc
+
+        try:
+            return getattr(self.connection._frontend, name)(request, timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            details = error.details()  # type: ignore[attr-defined]
+            raise RunError(
+                f"the Flame session manager at {endpoint()} does not answer: {details}. Start it again, or a new cluster (fdg flame "
+                "down, fdg flame up); where there is a checkpoint, --resume goes on from it"
+            ) from None
+
+    def check_room(self, names: Sequence[str], deadline: float) -> None:
+        """Refuse a run for which there is no room: Flame would let it wait, or start more than the nodes can bear."""
+        end = time.monotonic() + deadline
+        while not (nodes := self.nodes()):
+            if time.monotonic() > end:
+                raise RunError(
+                    f"the Flame cluster at {endpoint()} has no node that is ready, and this run needs {len(names)} executors "
+                    f"({', '.join(names)}). Start flame-executor-manager on a node, or a new cluster (fdg flame down, fdg flame "
+                    "up); where there is a checkpoint, --resume goes on from it"
+                )
+            time.sleep(0.5)
+        held = {node.metadata.name for node in nodes}
+        self.idle = living([session for session in self.idle if self._usable(session, held)])
+        mine = {session.id for session in self.idle}
+        used = sum(session not in mine for session in self.executors())
+        each, limit = resources(), os.environ.get(LIMIT)
+        room = int(limit) if limit else sum(fits(node.status.capacity, each) for node in nodes)
+        if len(names) > room - used:
+            sizes = ", ".join(
+                f"{n.metadata.name}: cpu={n.status.capacity.cpu}, {n.status.capacity.memory >> 20} MiB" for n in nodes
+            )
+            why = (
+                f"it was started for {limit}"
+                if limit
+                else f"a worker needs {os.environ.get(RESREQ, RESOURCES)}, nodes have {sizes}"
+            )
+            raise RunError(
+                f"this run needs {len(names)} executors ({', '.join(names)}), and the Flame cluster at {endpoint()} has room for "
+                f"{max(room - used, 0)}: {why}; {used} in use. Use fewer --workers or --replay-shards, "
+                + (
+                    "or fdg flame up --executors N"
+                    if limit
+                    else f"add nodes, or set {RESREQ} to what a worker really needs"
+                )
+            )
+
+    def _usable(self, session: Any, nodes: set[str]) -> bool:
+        executor = self.executors().get(session.id)
+        return executor is not None and executor.spec.node in nodes
+
+    # sessions
 
     def take_session(self) -> Any:
         """A session with a service of its own."""
-        return self.idle.pop() if self.idle else self.flame.create_session(self.name, min_instances=1, max_instances=1)
+        if self.idle:
+            return self.idle.pop()
+        need = None if os.environ.get(LIMIT) else resources()
+        return self.flame.create_session(self.name, min_instances=1, max_instances=1, resreq=need)
 
-    def give_back(self, session: Any, *, idle: bool) -> None:
+    def give_back(self, session: Any, answer: concurrent.futures.Future[bytes], *, idle: bool) -> None:
         """A run needs a session no more: it waits for another run, if its service is idle and there will be one."""
         if idle and _kept == [self]:
             self.idle.append(session)
-        elif not end_session(session):
-            self.busy.append(session)
+        else:
+            self.leaving.append((session, answer))
 
     def close(self) -> None:
-        end = time.monotonic() + CLOSE_SECONDS
-        waiting = [session for session in (*self.idle, *self.busy) if not end_session(session)]
-        while waiting and time.monotonic() < end:
-            time.sleep(0.2)
-            waiting = [session for session in waiting if not end_session(session)]
+        concurrent.futures.wait([answer for _, answer in self.leaving], timeout=CLOSE_SECONDS)
+        done = [session for session, answer in self.leaving if answer.done() and answer.exception() is None]
+        for session in living([*self.idle, *done]):
+            end_session(session)
         with contextlib.suppress(Exception):
             self.flame.unregister_application(self.name)
         from flamepy.core.cache import delete_objects
 
         with contextlib.suppress(Exception):
             delete_objects(f"{self.name}/*")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._stack.close()
 
 
-def end_session(session: Any) -> bool:
-    """Close a session and have it forgotten: the session manager keeps what went in and out of closed ones."""
+def ask(session: Any, data: bytes, answer: concurrent.futures.Future[bytes]) -> None:
+    """Put the answer to a request into a future, from a thread of its own.
+
+    It ends with the process: Flame's client has ten threads for all, and waits for them at exit.
+    """
+
+    def call() -> None:
+        try:
+            task = session.create_task(data)
+            while not answer.done():
+                watch(session, task.id, answer)
+        except BaseException as error:
+            if not answer.done():
+                answer.set_exception(error)
+
+    threading.Thread(target=call, daemon=True, name=f"fdg-{session.id}").start()
+
+
+def watch(session: Any, task: str, answer: concurrent.futures.Future[bytes]) -> None:
+    """Wait for a task for some time: a stream that broke would never say so."""
+    import grpc
+    from flamepy.proto.frontend_pb2 import WatchTaskRequest
+
+    request = WatchTaskRequest(task_id=task, session_id=session.id)
+    try:
+        for update in session.connection._frontend.WatchTask(request, timeout=WATCH_SECONDS):
+            if update.status.state == SUCCEEDED:
+                answer.set_result(update.spec.output)
+                return
+            if update.status.state > SUCCEEDED:
+                events = "; ".join(event.message for event in update.status.events)
+                raise RunError(f"the task failed: {events or 'no reason given'}")
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # type: ignore[attr-defined]
+            raise RunError(f"{error.code()}: {error.details()}") from None  # type: ignore[attr-defined]
+
+
+def resources() -> Any:
+    """What a worker asks a cluster for that is not ours."""
+    from flamepy.core.types import ResourceRequirement
+
+    text = os.environ.get(RESREQ, RESOURCES)
+    try:
+        return ResourceRequirement.from_string(text)
+    except ValueError as error:
+        raise UsageError(f"{RESREQ} is {text!r}: {error}; write for example {RESOURCES}") from None
+
+
+def fits(node: Any, each: Any) -> int:
+    """How many workers a node has room for."""
+    return min([node.memory // max(each.memory, 1), *([node.cpu // each.cpu] if each.cpu else [])])
+
+
+def end_session(session: Any) -> None:
+    """Close a session and have it forgotten: the session manager keeps what went in and out of closed ones.
+
+    Its service must live: closing the session of a dead one would keep the executor manager busy for ever.
+    """
     from flamepy.proto.frontend_pb2 import DeleteSessionRequest
 
-    try:
+    with contextlib.suppress(Exception):
         session.close()
-        session.connection._frontend.DeleteSession(DeleteSessionRequest(session_id=session.id), timeout=5)
-    except Exception as error:
-        return "running tasks" not in str(error)
-    return True
+        session.connection._frontend.DeleteSession(DeleteSessionRequest(session_id=session.id), timeout=ANSWER_SECONDS)
+
+
+def living(sessions: list[Any]) -> list[Any]:
+    """Those of some idle sessions whose service answers."""
+    answers: list[concurrent.futures.Future[bytes]] = [concurrent.futures.Future() for _ in sessions]
+    for session, answer in zip(sessions, answers, strict=True):
+        ask(session, PING, answer)
+    concurrent.futures.wait(answers, timeout=ANSWER_SECONDS)
+    return [
+        session
+        for session, answer in zip(sessions, answers, strict=True)
+        if answer.done() and answer.exception() is None
+    ]
 
 
 _kept: list[Cluster] = []
@@ -131,7 +292,7 @@ def services() -> Iterator[None]:
 
 
 def endpoint() -> str:
-    return os.environ.get("FLAME_ENDPOINT", "its configured endpoint")
+    return os.environ.get("FLAME_ENDPOINT", "the endpoint in ~/.flame/flame.yaml")
 
 
 class FlameRemote:
@@ -140,49 +301,26 @@ class FlameRemote:
     def __init__(self, number: int, name: str, cluster: Cluster, arena: CacheArena, library: CacheLibrary) -> None:
         self.number, self.name, self.cluster = number, name, cluster
         self.arena, self.library = arena, library
-        self.session = cluster.take_session()
+        self.session: Any = None
+        self.node = ""
         self.pid = 0
         self.pulse: Any = None
-        self.asked = ""
+        self.beat = self.heard = 0.0
+        """Its last sign of life, and when it was seen to be a new one."""
+        self.asked, self.since = "", time.monotonic()
         self.gone = False
         self._slots: list[Slot] = []
         self.answer: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+
+    def open(self) -> None:
+        self.session = self.cluster.take_session()
+        self.ask("hello", self.number, doing="start")
 
     def ask(self, name: str, *arguments: Any, needs: Any = (), doing: str = "") -> None:
         self.asked, self.since = doing or name, time.monotonic()
         data = packed((name, arguments), self.arena, self._slots)
         self.answer = concurrent.futures.Future()
-        # A thread of its own, which ends with the process: Flame's client has ten for all, and waits for them at exit.
-        threading.Thread(target=self._call, args=(data, self.answer), daemon=True, name=f"fdg-{self.name}").start()
-
-    def _call(self, data: bytes, answer: concurrent.futures.Future[bytes]) -> None:
-        try:
-            task = self.session.create_task(data)
-            while not answer.done():
-                self._watch(task.id, answer)
-        except BaseException as error:
-            if not answer.done():
-                answer.set_exception(error)
-
-    def _watch(self, task: str, answer: concurrent.futures.Future[bytes]) -> None:
-        """Wait for a task for some time: a stream that broke would never say so."""
-        import grpc
-        from flamepy.proto.frontend_pb2 import WatchTaskRequest
-
-        stub = self.session.connection._frontend
-        try:
-            for update in stub.WatchTask(
-                WatchTaskRequest(task_id=task, session_id=self.session.id), timeout=WATCH_SECONDS
-            ):
-                if update.status.state == SUCCEEDED:
-                    answer.set_result(update.spec.output)
-                    return
-                if update.status.state > SUCCEEDED:
-                    events = "; ".join(event.message for event in update.status.events)
-                    raise RunError(f"the task failed: {events or 'no reason given'}")
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # type: ignore[attr-defined]
-                raise
+        ask(self.session, data, self.answer)
 
     def ready(self) -> bool:
         return self.answer.done()
@@ -192,50 +330,55 @@ class FlameRemote:
             data = self.answer.result(0)
         except Exception as error:
             self.gone = True
-            raise self.lost(str(error)) from None
-        lost = lost_worker(data)
-        if lost:
-            raise self.lost(lost)
-        kind, value = unpacked(data, self.library)
-        self.asked = ""
+            raise self.lost(first_line(error)) from None
+        ended = lost_worker(data)
+        lost = self.lost(ended) if ended else None
+        doing, self.asked = self.asked, ""
         for slot in self._slots:
             self.arena.free(slot)
         self._slots = []
+        if lost is not None:
+            raise lost
+        kind, value = unpacked(data, self.library)
+        if kind == "error" and isinstance(value.error, CacheLost):
+            raise RunError(
+                f"worker {self.name}, which was to do: {doing}: {value.error}; --resume goes on from a checkpoint"
+            )
         if kind == "error":
             raise_remote(value)
         return value
 
     def lost(self, why: str) -> WorkerLost:
+        session = "" if self.session is None else f"Flame session {self.session.id}, "
         return WorkerLost(
-            f"worker {self.name} (Flame session {self.session.id}, process {self.pid}) is gone while it was to do: "
-            f"{self.asked or 'nothing'} ({why.splitlines()[0] if why else 'no reason given'})"
+            f"worker {self.name} ({session}process {self.pid}) is gone while it was to do: {self.asked or 'nothing'} ({why})"
         )
 
-    def silence(self) -> float:
-        """Seconds since the last sign of life, as far as the cache tells."""
-        if self.pulse is None:
-            self.check_events()
-            return time.monotonic() - self.since
+    def listen(self) -> None:
+        """Look for a sign of life in the cache. Not on the driver's thread: the cache's client has no deadlines."""
         from flamepy.core import ObjectRef, get_object
 
-        try:
+        with contextlib.suppress(Exception):
             beat = get_object(ObjectRef(*self.pulse, 0))
-        except Exception as error:
-            raise RunError(
-                f"Flame's object cache does not answer ({str(error).splitlines()[0][:200]}), asked for the pulse of worker "
-                f"{self.name}, which was to do: {self.asked}. Start it again; --resume goes on from the last checkpoint"
-            ) from error
-        return max(0.0, min(time.time() - beat, time.monotonic() - self.since)) if beat > 1e9 else 0.0
+            if beat != self.beat:
+                self.beat, self.heard = beat, time.monotonic()
+
+    def silence(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - max(self.heard, self.since)
 
     def check_events(self) -> None:
         """A service that cannot be started says so in its session's events, and nowhere else."""
         for event in self.cluster.flame.get_session(self.session.id).events or []:
             if event.code in (1001, 1002):
-                raise RunError(f"Flame cannot start the service of worker {self.name}: {event.message}")
+                raise RunError(
+                    f"Flame cannot start the service of worker {self.name}: {first_line(Exception(event.message))}. Does the node "
+                    "have the Python that FDG_FLAME_PYTHON names (by default the driver's own), with fdg in it?"
+                )
 
     def kill(self) -> None:
-        if not self.gone:  # closing a session whose process is dead makes the executor manager spin
-            self.cluster.give_back(self.session, idle=not self.asked)
+        if self.session is not None and not self.gone:
+            self.cluster.give_back(self.session, self.answer, idle=not self.asked)
 
 
 class Flame(Processes):
@@ -250,19 +393,24 @@ class Flame(Processes):
     def _server(self) -> Iterator[Cluster]:
         cluster = _kept[0] if _kept else Cluster()
         try:
-            self.arena.prefix = f"{cluster.name}/driver"
+            self.cluster, self.arena.prefix = cluster, f"{cluster.name}/driver"
             yield cluster
         finally:
             if cluster not in _kept:
                 cluster.close()
 
     def _prepare(self, server: Cluster) -> None:
-        """The user's modules travel by value: a copy that the cluster has may be another one."""
-        for name in prepare_to_send(self.parts):
-            module = sys.modules.get(name)
+        """The user's modules travel by value: a copy that the cluster has may be another one, or an older one."""
+        todo, seen = prepare_to_send(self.parts), set()
+        while todo:
+            module = sys.modules.get(name := todo.pop())
             file = getattr(module, "__file__", None)
-            if module is not None and file is not None and is_users(file) and not name.startswith("fdg."):
-                cloudpickle.register_pickle_by_value(module)
+            if name in seen or name.startswith("fdg.") or module is None or file is None or not is_users(file):
+                continue
+            seen.add(name)
+            cloudpickle.register_pickle_by_value(module)
+            for value in list(vars(module).values()):  # what it has imported
+                todo.append(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
 
     def _board(self, weights: Any) -> tuple[Slot, ...]:
         return ()
@@ -271,48 +419,85 @@ class Flame(Processes):
         if where is not None and (self.board_at is None or where[0] >= self.board_at[0]):
             self.board_at = where
 
+    def load_state(self, state: dict[str, Any]) -> list[str]:
+        lost = super().load_state(state)
+        if (learner := self._learner()) is not None:
+            learner.ask("where")
+            self.note_board(self.hear([learner])[0])
+        return lost
+
     def _fork(self, server: Cluster, name: str) -> FlameRemote:
         remote = FlameRemote(len(self.remotes) + 1, name, server, self.arena, self.library)
         self.remotes.append(remote)
-        remote.ask("hello", remote.number, doing="start")
         return remote
 
     def _started(self) -> None:
+        """Start all services at once, if there is room for them."""
+        self.cluster.check_room([remote.name for remote in self.remotes], self.options.deadline)
+        for remote in self.remotes:
+            remote.open()
         deadline, self.options = self.options, _Longer(self.options)
         try:
             for remote, (pid, pulse) in zip(self.remotes, self.hear(self.remotes), strict=True):
                 remote.pid, remote.pulse = pid, pulse
         finally:
             self.options = deadline
+        executors = self.cluster.executors()
+        for remote in self.remotes:
+            executor = executors.get(remote.session.id)
+            remote.node = executor.spec.node if executor is not None else ""
+        threading.Thread(target=self._listen, daemon=True, name="fdg-pulse").start()
+
+    def _listen(self) -> None:
+        """Look for signs of life of workers that have been asked something."""
+        while self.remotes:
+            for remote in list(self.remotes):
+                if remote.asked and time.monotonic() - remote.since > LOOK_SECONDS:
+                    remote.listen()
+            time.sleep(LOOK_SECONDS / 2)
 
     def next(self, remotes: Sequence[Any]) -> Any:
         """The first of some workers to answer."""
-        checked = time.monotonic()
+        looked = time.monotonic()
+        missing: set[str] = set()
         while True:
             waiting = [remote.answer for remote in remotes]
-            concurrent.futures.wait(waiting, timeout=1.0, return_when=concurrent.futures.FIRST_COMPLETED)
+            concurrent.futures.wait(waiting, timeout=LOOK_SECONDS / 2, return_when=concurrent.futures.FIRST_COMPLETED)
             for remote in remotes:
                 if remote.ready():
                     return remote
-            if time.monotonic() - checked < 5:
+            if time.monotonic() - looked < LOOK_SECONDS:
                 continue
-            checked = time.monotonic()
-            for remote in remotes:
-                silent = remote.silence()
-                if silent > self.options.deadline:
-                    raise RunError(
-                        f"worker {remote.name} (Flame session {remote.session.id}) has shown no sign of life for {silent:.0f} s "
-                        f"while it was to do: {remote.asked}. {self.scheduled()}"
-                    )
+            looked, missing = time.monotonic(), self.look(remotes, missing)
+
+    def look(self, remotes: Sequence[Any], missing: set[str]) -> set[str]:
+        """Find out why workers do not answer; returns the nodes that are not ready, the second time an error."""
+        away: set[str] = set()
+        with contextlib.suppress(Exception):  # the session manager's own end shows in the answers
+            away = {remote.node for remote in remotes if remote.node} - {
+                node.metadata.name for node in self.cluster.nodes()
+            }
+        for remote in remotes:
+            if remote.node in away & missing:
+                remote.gone = True
+                raise remote.lost(f"its node {remote.node} is lost: is flame-executor-manager there gone?")
+            if remote.pulse is None:
+                remote.check_events()
+            if remote.silence() > self.options.deadline and remote.node not in away:
+                raise RunError(
+                    f"worker {remote.name} (Flame session {remote.session.id}) has shown no sign of life for "
+                    f"{remote.silence():.0f} s while it was to do: {remote.asked}. {self.scheduled()}"
+                )
+        return away
 
     def scheduled(self) -> str:
         """What the cluster says of its capacity."""
         with contextlib.suppress(Exception):
-            executors = self.remotes[0].cluster.flame.list_executors()
-            bound = [executor for executor in executors if executor.status.session_id]
+            bound = self.cluster.executors()
+            mine = sum(remote.session.id in bound for remote in self.remotes)
             return (
-                f"The cluster has {len(executors)} executors, {len(bound)} of them in use; this run needs "
-                f"{len(self.remotes)}. Is an executor manager gone, or is there no room? --deadline sets how long to wait"
+                f"The cluster has {len(self.cluster.nodes())} nodes that are ready and {len(bound)} executors in use, {mine} by this "
+                f"run, which needs {len(self.remotes)}. --deadline sets how long to wait; --resume goes on from a checkpoint"
             )
         return "The session manager does not answer either"
 

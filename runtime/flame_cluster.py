@@ -71,6 +71,10 @@ def find_servers() -> dict[str, Path]:
     )
 
 
+LIMIT = "FDG_FLAME_EXECUTORS"
+"""How many executors a cluster of ours was started for; Flame itself does not hold to it."""
+
+
 def default_folder() -> Path:
     root = os.environ.get("FDG_CACHE") or Path.home() / ".cache" / "fdg"
     return Path(root) / "flame"
@@ -104,6 +108,7 @@ class Loopback:
         return {
             "FLAME_ENDPOINT": f"http://127.0.0.1:{known['port']}",
             "FLAME_CACHE_ENDPOINT": f"grpc://127.0.0.1:{known['cache_port']}",
+            LIMIT: str(known["executors"]),
         }
 
     # life
@@ -141,32 +146,38 @@ class Loopback:
             "sockets": sockets,
             "pids": {},
         }
-        environment = {
-            **os.environ,
-            "FLAME_HOME": str(self.folder / "home"),
-            "FLAME_SOCKET_DIR": sockets,
-            "RUST_LOG": "warn",
-        }
+        self._file.write_text(json.dumps(known))
         try:
-            for name, ports in (("cache", [cache_port]), ("sessions", [port, port + 1]), ("executors", [])):
-                with open(self.folder / f"{name}.log", "ab") as log:
-                    process = subprocess.Popen(
-                        [servers[name], "--config", config],
-                        cwd=self.folder / "work",
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        preexec_fn=die_with_parent if mine else None,
-                    )
-                known["pids"][name] = process.pid
-                self._file.write_text(json.dumps(known))
-                self._wait(name, process, lambda ports=ports: all(map(listens, ports)))  # type: ignore[misc]
-            self._wait("executors", process, self._has_node)
+            for name in SERVERS:
+                self.start(name, mine=mine)
         except BaseException:
             self.down()
             raise
+
+    def start(self, name: str, *, mine: bool = False) -> None:
+        """Start one of the servers and wait until it is ready."""
+        known = self.known()
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("FLAME_")},
+            "FLAME_HOME": str(self.folder / "home"),
+            "FLAME_SOCKET_DIR": known["sockets"],
+            "RUST_LOG": "error",
+        }
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [find_servers()[name], "--config", self.folder / "cluster.yaml"],
+                cwd=self.folder / "work",
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent if mine else None,
+            )
+        known["pids"][name] = process.pid
+        self._file.write_text(json.dumps(known))
+        ports = {"cache": [known["cache_port"]], "sessions": [known["port"], known["port"] + 1]}.get(name, [])
+        self._wait(name, process, lambda: all(map(listens, ports)) and (name != "executors" or self._has_node()))
 
     def _wait(self, name: str, process: subprocess.Popen[bytes], ready: Any) -> None:
         end = time.monotonic() + START_SECONDS
@@ -180,20 +191,35 @@ class Loopback:
             time.sleep(0.05)
 
     def _has_node(self) -> bool:
+        with contextlib.suppress(Exception), self._connected() as connection:
+            return any(node.status.state == 1 for node in connection.list_nodes())
+        return False
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Any]:
         import flamepy
 
-        with contextlib.suppress(Exception):
-            connection = flamepy.connect(self.environment()["FLAME_ENDPOINT"])
-            try:
-                return any(node.status.state == 1 for node in connection.list_nodes())
-            finally:
-                connection.close()
-        return False
+        connection = flamepy.connect(self.environment()["FLAME_ENDPOINT"])
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def describe(self) -> Iterator[str]:
+        """What runs in the cluster, in words."""
+        with self._connected() as connection:
+            for node in connection.list_nodes():
+                size, state = node.status.capacity, {0: "unknown", 1: "ready"}.get(node.status.state, "not ready")
+                yield f"node {node.metadata.name}: {state}, {size.cpu} cores, {size.memory >> 20} MiB"
+            used = [executor for executor in connection.list_executors() if executor.status.session_id]
+            yield f"{len(used)} of {self.known()['executors']} executors in use"
+            for executor in used:
+                yield f"  {executor.status.session_id} on {executor.spec.node}"
 
     def down(self) -> list[int]:
         """End the servers and what they started; returns the processes that had to be ended."""
         known, running = self.known(), self.alive()
-        ended = [pid for server in running.values() for pid in (server, *descendants(server))]
+        ended = [*running.values(), *(members(known["sockets"]) - set(running.values()))] if known else []
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in ended:
                 with contextlib.suppress(ProcessLookupError):
@@ -214,19 +240,53 @@ def loopback(executors: int = 16) -> Iterator[Loopback]:
     """A cluster for the time of a `with`; Flame's clients in this process use it."""
     folder = Path(tempfile.mkdtemp(prefix="fdg-flame-"))
     cluster = Loopback(folder)
-    before = {name: os.environ.get(name) for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT")}
     try:
         cluster.up(executors, mine=True)
-        os.environ.update(cluster.environment())
-        yield cluster
+        with variables(cluster.environment()):
+            yield cluster
     finally:
         cluster.down()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def pointed() -> Iterator[None]:
+    """Let Flame's client find a cluster: the one that is configured, or else the one that `fdg flame up` has started."""
+    mine = Loopback(default_folder())
+    with variables(mine.environment() if not configured_endpoint()[0] and mine.alive() else {}):
+        yield
+
+
+def configured_endpoint() -> tuple[str, str]:
+    """The endpoint that the user has configured for Flame's client, and where; empty if none."""
+    if os.environ.get("FLAME_ENDPOINT"):
+        return os.environ["FLAME_ENDPOINT"], "FLAME_ENDPOINT"
+    file = Path.home() / ".flame" / "flame.yaml"
+    if file.exists():
+        import yaml
+
+        try:
+            data = yaml.safe_load(file.read_text())
+            (found,) = [c["cluster"]["endpoint"] for c in data["contexts"] if c["name"] == data["current-context"]]
+        except Exception as error:
+            raise UsageError(f"{file} names no endpoint for its current context: {error!r}") from error
+        return found, str(file)
+    return "", ""
+
+
+@contextlib.contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the time of a `with`."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports() -> tuple[int, int]:
@@ -241,9 +301,9 @@ def free_ports() -> tuple[int, int]:
                 return port, third.getsockname()[1]
 
 
-def listens(port: int) -> bool:
+def listens(port: int, host: str = "127.0.0.1", seconds: float = 0.2) -> bool:
     with contextlib.suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), 0.2).close()
+        socket.create_connection((host, port), seconds).close()
         return True
     return False
 
@@ -269,16 +329,17 @@ def is_server(pid: int, program: str) -> bool:
     return is_alive(pid) and Path(command).name == program
 
 
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
+def members(sockets: str) -> set[int]:
+    """The processes of a cluster, whoever their parent is now: all have the variable with which its servers were started."""
+    mark, found = f"FLAME_SOCKET_DIR={sockets}".encode(), set()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            found.append(child)
-            todo.append(child)
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and mark in (entry / "environ").read_bytes().split(b"\0")
+                and is_alive(int(entry.name))
+            ):
+                found.add(int(entry.name))
     return found
 
 

@@ -2,25 +2,29 @@
 
     python -m fdg.runtime.flame_service
 
-The worker itself is a process of its own behind it. So a worker that dies, or cannot even start, is an answer in
+The worker itself is a process of its own behind it (`flame_fork` makes it). So a worker that dies, or cannot even start, is an answer in
 milliseconds, and the session can be closed: Flame itself says nothing of a service that does not start, and closing the
 session of a dead one keeps its executor manager busy for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
 
+from fdg.runtime.flame_fork import connect
+
 _LENGTH = struct.Struct("<Q")
 LOST = b"worker lost: "
 """How the answer of a supervisor begins whose worker has ended."""
+PING = b"ping"
+"""A request that the supervisor itself answers."""
 
 
 def lost_worker(answer: bytes) -> str:
@@ -50,11 +54,12 @@ def receive(end: socket.socket) -> bytes | None:
 
 
 class Supervisor:
-    """Runs the worker and passes requests on to it."""
+    """Has a worker forked and passes requests on to it."""
 
     def __init__(self) -> None:
         self.prefix = ""
-        self.worker: subprocess.Popen[bytes] | None = None
+        self.server: socket.socket | None = connect(os.getcwd())
+        """The connection that is the worker's life (`flame_fork`). It is made early: the server has much to import."""
         self.control: socket.socket | None = None
         self.parent = os.getppid()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -63,57 +68,63 @@ class Supervisor:
         """End with the executor manager, which would leave this process behind."""
         while os.getppid() == self.parent:
             time.sleep(1)
-        self.stop()
         os._exit(0)
 
     def start(self) -> None:
         self.control, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "fdg.runtime.flame_worker", str(theirs.fileno()), self.prefix]
-        self.worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self.server = self.server or connect(os.getcwd())
+        socket.send_fds(self.server, [self.prefix.encode()], [theirs.fileno()])
         theirs.close()
 
     def invoke(self, data: bytes) -> bytes:
         """The worker's answer; a worker that has ended says how, once, and is started again for the next run."""
-        if self.worker is None:
-            self.start()
-        assert self.control is not None and self.worker is not None
-        answer = None
+        if data == PING:
+            return PING
         try:
+            if self.control is None:
+                self.start()
+            assert self.control is not None
             send(self.control, data)
             answer = receive(self.control)
         except OSError:
-            pass
+            answer = None
         if answer is None:
-            code = self.worker.wait()
+            how = self.ended()
             self.stop()
-            return LOST + (f"ended with code {code}" if code >= 0 else f"killed by signal {-code}").encode()
+            return LOST + how.encode()
         return answer
 
+    def ended(self) -> str:
+        """How the worker ended, in words."""
+        if self.server is not None:
+            self.server.settimeout(5)
+            with contextlib.suppress(OSError, ValueError):
+                code = int(self.server.recv(64))
+                return f"ended with code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return f"the process that starts workers has ended; its log is in {os.getcwd()} on {socket.gethostname()}"
+
     def stop(self) -> None:
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker.wait()
-        if self.control is not None:
-            self.control.close()
-        self.worker = self.control = None
+        for end in (self.server, self.control):
+            if end is not None:
+                end.close()
+        self.server = self.control = None
 
 
 def main() -> None:
+    supervisor = Supervisor()
+
     import flamepy
 
     class FlameWorker(flamepy.FlameService):
-        def __init__(self) -> None:
-            self.supervisor = Supervisor()
-
         def on_session_enter(self, context: Any) -> None:
-            self.supervisor.prefix = f"{context.application.name}/{context.session_id}"
-            self.supervisor.start()
+            supervisor.prefix = f"{context.application.name}/{context.session_id}"
+            supervisor.start()
 
         def on_task_invoke(self, context: Any) -> bytes:
-            return self.supervisor.invoke(context.input)
+            return supervisor.invoke(context.input)
 
         def on_session_leave(self) -> None:
-            self.supervisor.stop()
+            supervisor.stop()
 
     flamepy.run(FlameWorker())
 

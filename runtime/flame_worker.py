@@ -9,17 +9,20 @@ import contextlib
 import os
 import pickle
 import socket
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from fdg.errors import RunError
 from fdg.runtime.flame_service import LOST, receive, send
+from fdg.runtime.forkserver import die_with_parent
 from fdg.runtime.shared import Slot, _padded, _room
 from fdg.runtime.wire import Message, pack, unpack
+from fdg.runtime.worker import Worker, remote_error
 
 INLINE = 64 * 1024
 """Bytes up to which a message is a task's own input or output: the session manager keeps these in memory."""
@@ -27,11 +30,37 @@ BEAT = 2.0
 """Seconds between two signs of life."""
 
 
+class CacheLost(RunError):
+    """The object cache does not answer, or has lost an object."""
+
+
+@contextlib.contextmanager
+def cache_errors(doing: str) -> Iterator[None]:
+    """Say of a failure in the object cache what it means."""
+    try:
+        yield
+    except KeyError as error:
+        raise CacheLost(
+            f"Flame's object cache has lost an object ({doing}: {first_line(error)}). Was it started anew without storage, "
+            "or is its max_memory too small for what a run keeps in it?"
+        ) from None
+    except Exception as error:
+        raise CacheLost(
+            f"Flame's object cache does not answer ({doing}: {first_line(error)}). Start flame-object-cache again, or a new "
+            "cluster (fdg flame down, fdg flame up)"
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
 class CacheArena:
     """What one process puts into the object cache for others to read."""
 
     def __init__(self, owner: int, prefix: str) -> None:
         self.owner, self.prefix = owner, prefix
+        self.keys: set[str] = set()
 
     def put(self, message: Message) -> Slot:
         from flamepy.core import put_object
@@ -42,17 +71,24 @@ class CacheArena:
         for part, size in zip((message.head, *message.buffers), sizes, strict=True):
             whole[at : at + size] = np.frombuffer(part, np.uint8)  # type: ignore[call-overload]
             at += _padded(size)
-        ref = put_object(self.prefix, whole)
+        with cache_errors(f"put {whole.nbytes} bytes"):
+            ref = put_object(self.prefix, whole)
+        self.keys.add(ref.key)
         return Slot(self.owner, (ref.endpoint, ref.key, ref.version), 0, sizes)
 
     def free(self, slot: Slot) -> None:
+        self._delete(slot.segment[1])
+
+    def _delete(self, key: str) -> None:
         from flamepy.core.cache import delete_objects
 
+        self.keys.discard(key)
         with contextlib.suppress(Exception):  # gone is gone
-            delete_objects(slot.segment[1])
+            delete_objects(key)
 
     def close(self) -> None:
-        pass
+        for key in list(self.keys):
+            self._delete(key)
 
 
 class CacheLibrary:
@@ -62,7 +98,8 @@ class CacheLibrary:
         from flamepy.core import ObjectRef, get_object
 
         endpoint, key, version = slot.segment
-        whole = get_object(ObjectRef(endpoint, key, version))
+        with cache_errors(f"get {key}"):
+            whole = get_object(ObjectRef(endpoint, key, version))
         forget(key)
         view, at, found = memoryview(whole).cast("B"), 0, []
         for size in slot.sizes:
@@ -127,17 +164,21 @@ def unpacked(data: bytes, library: CacheLibrary) -> Any:
     return library.read(head) if isinstance(head, Slot) else unpack(head, buffers)
 
 
+class FlameWorker(Worker):
+    """A worker that can say where its weights are."""
+
+    def where(self) -> tuple[int, Slot] | None:
+        return self.board.where
+
+
 class Service:
     """What a worker on Flame holds."""
 
     def __init__(self, prefix: str) -> None:
-        from flamepy.core import put_object
-
         self.worker: Any = None
         self.prefix = prefix
         self.slots: list[Slot] = []
-        self.pulse = put_object(prefix, time.time())
-        threading.Thread(target=self._beat, daemon=True).start()
+        self.pulse: Any = None
 
     def _beat(self) -> None:
         """Show signs of life."""
@@ -150,15 +191,19 @@ class Service:
 
     def hello(self, number: int) -> tuple[int, tuple[str, str]]:
         """Become the worker of that number; what was another run's worker before begins anew."""
-        from fdg.runtime.worker import Worker
+        from flamepy.core import put_object
 
+        if self.pulse is None:
+            with cache_errors("put a pulse"):
+                self.pulse = put_object(self.prefix, time.time())
+            threading.Thread(target=self._beat, daemon=True).start()
+        if self.worker is not None:
+            self.worker.arena.close()
         arena, library = CacheArena(number, self.prefix), CacheLibrary()
-        self.worker = Worker(arena, library, CacheBoard(arena, library))
+        self.worker = FlameWorker(arena, library, CacheBoard(arena, library))
         return os.getpid(), (self.pulse.endpoint, self.pulse.key)
 
     def invoke(self, data: bytes) -> bytes:
-        from fdg.runtime.worker import remote_error
-
         arena = CacheArena(0, self.prefix)
         for slot in self.slots:
             arena.free(slot)  # the driver has read the last answer
@@ -173,16 +218,9 @@ class Service:
             return packed(("error", remote_error(error)), arena, self.slots)
 
 
-def main() -> None:
+def work(control: int, prefix: str) -> None:
     """Answer the supervisor's requests until it is gone."""
-    from fdg.runtime.forkserver import die_with_parent
-
     die_with_parent()
-    control = socket.socket(fileno=int(sys.argv[1]))
-    service = Service(sys.argv[2])
-    while (data := receive(control)) is not None:
-        send(control, service.invoke(data))
-
-
-if __name__ == "__main__":
-    main()
+    end, service = socket.socket(fileno=control), Service(prefix)
+    while (data := receive(end)) is not None:
+        send(end, service.invoke(data))
