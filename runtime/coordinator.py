@@ -429,14 +429,16 @@ class DriverMSRL(MSRL):
         for name in coordinator.graph.fragments:
             setattr(self, name, Group(coordinator, name))
 
-    def each_actor(self, function: Callable[..., Any], outputs: int, **inputs: Any) -> Any:
-        """Run a per-actor statement at the driver, once per actor, in actor order."""
+    def each_actor(self, function: Callable[..., Any], outputs: int, alike: tuple[int, ...] = (), **inputs: Any) -> Any:
+        """Run a per-actor statement at the driver, once per actor, in actor order; `alike`: outputs that are global."""
         coordinator = self._coordinator
         if coordinator.turn is not None:  # called from within one actor's turn: its values are plain already
             return function(**inputs)
-        results = []
+        results: list[Any] = []
+        memos: list[dict[Any, Any]] = []
         for index in range(coordinator.actors):
-            memo: dict[int, Any] = {}
+            memo: dict[Any, Any] = {}
+            memos.append(memo)
             own = {
                 name: value[index] if isinstance(value, Varying) else copied(self.fetch(value), memo)
                 for name, value in inputs.items()
@@ -446,11 +448,13 @@ class DriverMSRL(MSRL):
                 results.append(function(**own))
             finally:
                 coordinator.turn = None
-        if outputs == 1:
-            return Varying(results)
         if not outputs:
             return None
-        return tuple(Varying(values) for values in zip(*results, strict=True))
+        columns = [results] if outputs == 1 else list(zip(*results, strict=True))
+        # What is global is the first actor's, and the driver's own object again: it is the same for all.
+        back = Return(pair for key, pair in memos[0].items() if isinstance(key, int))
+        joined = [back.value(each[0]) if at in alike else Varying(each) for at, each in enumerate(columns)]
+        return joined[0] if outputs == 1 else tuple(joined)
 
     def per_actor(self, values: dict[str, Any]) -> Any:
         """Give each actor its own of some global objects; what is one object stays one."""

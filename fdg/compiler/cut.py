@@ -611,7 +611,10 @@ class Interfaces:
             for name in sorted(inputs)
         ]
         certain = bound | effects.strong | self.certain
-        statement.parts["outputs"] = [Port(name, maybe_unbound=name not in certain) for name in sorted(outputs)]
+        statement.parts["outputs"] = [
+            Port(name, varying=name in statement.parts["out"], maybe_unbound=name not in certain)
+            for name in sorted(outputs)
+        ]
 
 
 def names_shown(statement: Statement, method: Method) -> set[str]:

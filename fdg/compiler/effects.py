@@ -362,7 +362,7 @@ class Evaluator:
             if name.startswith(("self.", "global ")):
                 effects.reads.add(name)
         effects.writes = {name for name in total.writes if name.startswith(("self.", "global "))}
-        effects.mutates = {name for name in mutated if is_attribute(name)}
+        effects.mutates = {name for name in mutated if name.startswith(("self.", "global "))}
         summary.effects = effects
         summary.aliases = self.aliases
         summary.kinds = self.kinds

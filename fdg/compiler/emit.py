@@ -408,7 +408,8 @@ class Emitter:
         if outputs:
             text.add(depth + 1, f"return {', '.join(self.current(port, this) for port in outputs)}", origin)
         arguments = "".join(f", {argument(port.name)}={self.current(port, this)}" for port in inputs)
-        call = f"{this}.msrl.each_actor({name}, {len(outputs)}{arguments})"
+        alike = "".join(f"{at}, " for at, port in enumerate(outputs) if not port.varying)
+        call = f"{this}.msrl.each_actor({name}, {len(outputs)}{f', ({alike.rstrip()})' if alike else ''}{arguments})"
         self.pack(text, depth, outputs, {port.name for port in inputs}, this, origin, call)
 
 
