@@ -269,6 +269,9 @@ class Return:
             new = self.done[id(value)] = {}
             new.update({self.value(key): self.value(item) for key, item in value.items()})
             return new
+        if isinstance(value, TensorDictBase):
+            new = self.done[id(value)] = value.apply(self.value)
+            return new
         if isinstance(value, torch.Tensor):
             known = self.storages.get(value.untyped_storage().data_ptr())
             view = None if known is None else self.view(value, *known)
