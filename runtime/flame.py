@@ -81,7 +81,6 @@ class Cluster:
 
         client.ConnectionInstance._connection = client.ConnectionInstance._context = None  # of another cluster, before
         cache._context_cache = None
-        self.flame = flamepy
         flamepy.register_application(
             self.name,
             flamepy.ApplicationAttributes(
@@ -172,10 +171,13 @@ class Cluster:
 
     def take_session(self) -> Any:
         """A session with a service of its own."""
+        from flamepy.core.types import SessionAttributes
+
         if self.idle:
             return self.idle.pop()
         need = None if os.environ.get(LIMIT) else resources()
-        return self.flame.create_session(self.name, min_instances=1, max_instances=1, resreq=need)
+        attributes = SessionAttributes(application=self.name, min_instances=1, max_instances=1, resreq=need)
+        return self.connection.create_session(attributes)
 
     def give_back(self, session: Any, answer: concurrent.futures.Future[bytes], *, idle: bool) -> None:
         """A run needs a session no more: it waits for another run, if its service is idle and there will be one."""
@@ -190,7 +192,7 @@ class Cluster:
         for session in living([*self.idle, *done]):
             end_session(session)
         with contextlib.suppress(Exception):
-            self.flame.unregister_application(self.name)
+            self.connection.unregister_application(self.name)
         from flamepy.core.cache import delete_objects
 
         with contextlib.suppress(Exception):
@@ -369,7 +371,7 @@ class FlameRemote:
 
     def check_events(self) -> None:
         """A service that cannot be started says so in its session's events, and nowhere else."""
-        for event in self.cluster.flame.get_session(self.session.id).events or []:
+        for event in self.cluster.connection.get_session(self.session.id).events or []:
             if event.code in (1001, 1002):
                 raise RunError(
                     f"Flame cannot start the service of worker {self.name}: {first_line(Exception(event.message))}. Does the node "
@@ -391,8 +393,11 @@ class Flame(Processes):
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[Cluster]:
+        from flamepy.core import cache
+
         cluster = _kept[0] if _kept else Cluster()
         try:
+            cache._context_cache = None  # another cluster may have been used in between
             self.cluster, self.arena.prefix = cluster, f"{cluster.name}/driver"
             yield cluster
         finally:

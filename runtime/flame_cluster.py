@@ -54,6 +54,14 @@ cache:
 """
 
 
+def with_tls(config: str, files: dict[str, str]) -> str:
+    """A configuration with TLS at both endpoints."""
+    lines = "".join(f'    {name}: "{file}"\n' for name, file in files.items())
+    for section in ("cluster:\n", "cache:\n"):
+        config = config.replace(f"\n{section}", f"\n{section}  tls:\n{lines}")
+    return config.replace('"http:', '"https:').replace('"grpc:', '"grpcs:')
+
+
 def find_servers() -> dict[str, Path]:
     """The server programs; a UsageError says where they were looked for."""
     places = [Path(os.environ["FLAME_HOME"]) / "bin"] if os.environ.get("FLAME_HOME") else []
@@ -105,16 +113,23 @@ class Loopback:
     def environment(self) -> dict[str, str]:
         """What tells Flame's clients where it is."""
         known = self.known()
-        return {
-            "FLAME_ENDPOINT": f"http://127.0.0.1:{known['port']}",
-            "FLAME_CACHE_ENDPOINT": f"grpc://127.0.0.1:{known['cache_port']}",
+        s = "s" if known["authority"] else ""
+        found = {
+            "FLAME_ENDPOINT": f"http{s}://127.0.0.1:{known['port']}",
+            "FLAME_CACHE_ENDPOINT": f"grpc{s}://127.0.0.1:{known['cache_port']}",
             LIMIT: str(known["executors"]),
         }
+        return {**found, "FLAME_CA_FILE": known["authority"]} if s else found
 
     # life
 
-    def up(self, executors: int = 16, memory: str = "1G", *, mine: bool = False) -> None:
-        """Start the servers, in their order, and wait until an executor manager is ready. `mine` end with this process."""
+    def up(
+        self, executors: int = 16, memory: str = "1G", *, mine: bool = False, tls: dict[str, str] | None = None
+    ) -> None:
+        """Start the servers, in their order, and wait until an executor manager is ready.
+
+        `mine` end with this process. `tls` names the files of Flame's TLS: cert_file, key_file, ca_file.
+        """
         if self.alive():
             raise UsageError(f"a Flame cluster runs already ({self.folder}): fdg flame down ends it")
         servers = find_servers()
@@ -128,22 +143,21 @@ class Loopback:
         # every task to its storage.
         sockets = tempfile.mkdtemp(prefix="fdg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
         port, cache_port = free_ports()
-        config = self.folder / "cluster.yaml"
-        config.write_text(
-            CONFIG.format(
-                port=port,
-                cache_port=cache_port,
-                executors=executors,
-                sessions=f"{sockets}/sessions",
-                storage=self.folder / "cache",
-                memory=memory,
-            )
+        text = CONFIG.format(
+            port=port,
+            cache_port=cache_port,
+            executors=executors,
+            sessions=f"{sockets}/sessions",
+            storage=self.folder / "cache",
+            memory=memory,
         )
+        (self.folder / "cluster.yaml").write_text(with_tls(text, tls) if tls else text)
         known: dict[str, Any] = {
             "port": port,
             "cache_port": cache_port,
             "executors": executors,
             "sockets": sockets,
+            "authority": tls["ca_file"] if tls else "",
             "pids": {},
         }
         self._file.write_text(json.dumps(known))
@@ -198,8 +212,11 @@ class Loopback:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
         import flamepy
+        from flamepy.core.types import FlameClientTls
 
-        connection = flamepy.connect(self.environment()["FLAME_ENDPOINT"])
+        known = self.environment()
+        tls = FlameClientTls(ca_file=known["FLAME_CA_FILE"]) if "FLAME_CA_FILE" in known else None
+        connection = flamepy.connect(known["FLAME_ENDPOINT"], tls)
         try:
             yield connection
         finally:
@@ -236,12 +253,12 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(executors: int = 16) -> Iterator[Loopback]:
+def loopback(executors: int = 16, *, tls: dict[str, str] | None = None) -> Iterator[Loopback]:
     """A cluster for the time of a `with`; Flame's clients in this process use it."""
     folder = Path(tempfile.mkdtemp(prefix="fdg-flame-"))
     cluster = Loopback(folder)
     try:
-        cluster.up(executors, mine=True)
+        cluster.up(executors, mine=True, tls=tls)
         with variables(cluster.environment()):
             yield cluster
     finally:

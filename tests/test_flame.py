@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -303,7 +304,7 @@ def test_a_lost_session_manager_is_named(cluster: Loopback, monkeypatch: pytest.
 
 def test_up_status_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What `fdg flame up` starts is found without variables, and is gone after `fdg flame down`."""
-    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", LIMIT):
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FDG_CACHE", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))  # where the user's own flame.yaml is not
@@ -337,10 +338,29 @@ def test_up_status_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert fdg("status")[0] == 1 and "no Flame cluster" in fdg("down")[1]
 
 
+def test_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With an authority of one's own, at both endpoints; services are told of it."""
+    files = {f"{name}_file": str(tmp_path / f"{name}.pem") for name in ("cert", "key", "ca")}
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout own.pem -out ca.pem",
+        "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out request.pem",
+        "x509 -req -in request.pem -CA ca.pem -CAkey own.pem -copy_extensions copy -days 2 -out cert.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
+    monkeypatch.setattr(flame, "_kept", [])
+    small = {**TOY, "iterations": 2}
+    with loopback(tls=files):
+        assert flame_cluster().state == "ok" and "https" in flame_cluster().seen
+        seen = launch(QLike, policy=COARSE, engine="flame", workers=1, **small)
+        monkeypatch.setenv("FLAME_CA_FILE", str(tmp_path / "none"))
+        assert "FLAME_CA_FILE" in flame_cluster().next_step
+    same(launch(QLike, policy="local", **small), seen)
+
+
 def test_without_a_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FDG_CACHE", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", LIMIT):
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
         patch.setattr(flame, "_kept", [])
