@@ -79,6 +79,80 @@ def remote(engine: flame.Flame, name: str) -> flame.FlameRemote:
     return next(remote for remote in engine.remotes if remote.name == name)
 
 
+# A cluster of one's own -----------------------------------------------------------------------------------------------
+
+
+def test_up_status_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What `fdg flame up` starts is found without variables, and is gone after `fdg flame down`."""
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FDG_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the user's own flame.yaml is not
+
+    def fdg(*words: str) -> tuple[int, str]:
+        seen = CliRunner().invoke(app, ["flame", *words])
+        return seen.exit_code, seen.output
+
+    assert fdg("status") == (1, "no Flame cluster runs here; fdg flame up starts one\n")
+    assert flame_cluster().state == "note"
+    code, text = fdg("up", "--executors", "3")
+    known = Loopback(tmp_path / "flame").known()
+    try:
+        assert code == 0 and f"127.0.0.1:{known['port']}" in text and "run code as you" in text
+        code, text = fdg("status")
+        assert code == 0 and "ready" in text and "0 of 3 executors" in text
+        code, text = fdg("up")
+        assert code == 2 and "fdg flame down" in text
+        assert flame_cluster().state == "ok" and "fdg flame up" in flame_cluster().seen
+        found = flame.Cluster()
+        try:
+            assert found.nodes() and not found.executors() and os.environ[LIMIT] == "3"
+            os.kill(Loopback(tmp_path / "flame").alive()["cache"], signal.SIGKILL)
+            wait_until(lambda: fdg("status")[0] == 1)
+            assert "flame-object-cache" in fdg("status")[1] and "gone" in fdg("status")[1]
+        finally:
+            found.close()
+    finally:
+        fdg("down")
+    assert not members(known["sockets"]) and not Path(known["sockets"]).exists()
+    assert fdg("status")[0] == 1 and "no Flame cluster" in fdg("down")[1]
+
+
+def test_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With an authority of one's own, at both endpoints; services are told of it."""
+    files = {f"{name}_file": str(tmp_path / f"{name}.pem") for name in ("cert", "key", "ca")}
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout own.pem -out ca.pem",
+        "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out request.pem",
+        "x509 -req -in request.pem -CA ca.pem -CAkey own.pem -copy_extensions copy -days 2 -out cert.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
+    monkeypatch.setattr(flame, "_kept", [])
+    small = {**TOY, "iterations": 2}
+    with loopback(tls=files):
+        assert flame_cluster().state == "ok" and "https" in flame_cluster().seen
+        seen = launch(QLike, policy=COARSE, engine="flame", workers=1, **small)
+        monkeypatch.setenv("FLAME_CA_FILE", str(tmp_path / "none"))
+        assert "FLAME_CA_FILE" in flame_cluster().next_step
+    same(launch(QLike, policy="local", **small), seen)
+
+
+def test_without_a_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FDG_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(flame, "_kept", [])
+        with pytest.raises(RunError, match="fdg flame up"):
+            launch(QLike, policy=COARSE, engine="flame", **TOY)
+    monkeypatch.setenv("FLAME_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("fdg.runtime.flame_cluster.PREFIX", tmp_path / "prefix")
+    finding = flame_servers()
+    assert finding.state == "note" and str(tmp_path / "nowhere") in finding.seen and "FLAME_HOME" in finding.next_step
+
+
 # Equal to the bit -----------------------------------------------------------------------------------------------------
 
 
@@ -297,77 +371,3 @@ def test_a_lost_session_manager_is_named(cluster: Loopback, monkeypatch: pytest.
         launch(QLike, policy=COARSE, engine="flame", workers=1, observers=[at], notice=said.append, **TOY)
     assert "worker actors[0]" in said[0]
     cluster.start("sessions", mine=True)
-
-
-# A cluster of one's own -----------------------------------------------------------------------------------------------
-
-
-def test_up_status_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What `fdg flame up` starts is found without variables, and is gone after `fdg flame down`."""
-    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("FDG_CACHE", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the user's own flame.yaml is not
-
-    def fdg(*words: str) -> tuple[int, str]:
-        seen = CliRunner().invoke(app, ["flame", *words])
-        return seen.exit_code, seen.output
-
-    assert fdg("status") == (1, "no Flame cluster runs here; fdg flame up starts one\n")
-    assert flame_cluster().state == "note"
-    code, text = fdg("up", "--executors", "3")
-    known = Loopback(tmp_path / "flame").known()
-    try:
-        assert code == 0 and f"127.0.0.1:{known['port']}" in text and "run code as you" in text
-        code, text = fdg("status")
-        assert code == 0 and "ready" in text and "0 of 3 executors" in text
-        code, text = fdg("up")
-        assert code == 2 and "fdg flame down" in text
-        assert flame_cluster().state == "ok" and "fdg flame up" in flame_cluster().seen
-        found = flame.Cluster()
-        try:
-            assert found.nodes() and not found.executors() and os.environ[LIMIT] == "3"
-            os.kill(Loopback(tmp_path / "flame").alive()["cache"], signal.SIGKILL)
-            wait_until(lambda: fdg("status")[0] == 1)
-            assert "flame-object-cache" in fdg("status")[1] and "gone" in fdg("status")[1]
-        finally:
-            found.close()
-    finally:
-        fdg("down")
-    assert not members(known["sockets"]) and not Path(known["sockets"]).exists()
-    assert fdg("status")[0] == 1 and "no Flame cluster" in fdg("down")[1]
-
-
-def test_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With an authority of one's own, at both endpoints; services are told of it."""
-    files = {f"{name}_file": str(tmp_path / f"{name}.pem") for name in ("cert", "key", "ca")}
-    for command in (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout own.pem -out ca.pem",
-        "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out request.pem",
-        "x509 -req -in request.pem -CA ca.pem -CAkey own.pem -copy_extensions copy -days 2 -out cert.pem",
-    ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, cwd=tmp_path)
-    monkeypatch.setattr(flame, "_kept", [])
-    small = {**TOY, "iterations": 2}
-    with loopback(tls=files):
-        assert flame_cluster().state == "ok" and "https" in flame_cluster().seen
-        seen = launch(QLike, policy=COARSE, engine="flame", workers=1, **small)
-        monkeypatch.setenv("FLAME_CA_FILE", str(tmp_path / "none"))
-        assert "FLAME_CA_FILE" in flame_cluster().next_step
-    same(launch(QLike, policy="local", **small), seen)
-
-
-def test_without_a_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FDG_CACHE", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", LIMIT):
-        monkeypatch.delenv(name, raising=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(flame, "_kept", [])
-        with pytest.raises(RunError, match="fdg flame up"):
-            launch(QLike, policy=COARSE, engine="flame", **TOY)
-    monkeypatch.setenv("FLAME_HOME", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("fdg.runtime.flame_cluster.PREFIX", tmp_path / "prefix")
-    finding = flame_servers()
-    assert finding.state == "note" and str(tmp_path / "nowhere") in finding.seen and "FLAME_HOME" in finding.next_step
