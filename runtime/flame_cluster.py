@@ -243,8 +243,8 @@ class Loopback:
                     os.kill(pid, number)
             end = time.monotonic() + 5
             while any(map(is_alive, ended)) and time.monotonic() < end:
-                _reap(ended)
                 time.sleep(0.02)
+            _reap(ended)
         if known:
             shutil.rmtree(known["sockets"], ignore_errors=True)
             shutil.rmtree(self.folder / "cache", ignore_errors=True)
