@@ -169,7 +169,10 @@ def train(
     seed: Seed = None,
     settings: Settings = None,
     checkpoint_every: Annotated[
-        str, typer.Option(metavar="N", help="Iterations between two checkpoints; 0: only when stopped by Ctrl-C.")
+        str,
+        typer.Option(
+            metavar="N", help="Turns of the outermost loop between two checkpoints; 0: only when stopped by Ctrl-C."
+        ),
     ] = "0",
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run: its folder, or one of its checkpoints.")

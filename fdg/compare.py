@@ -189,6 +189,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     for line in cells:
         words = zip(line, widths, strict=True)
         lines.append("  ".join(w.ljust(n) if i < 3 else w.rjust(n) for i, (w, n) in enumerate(words)).rstrip())
+    if not rows[0].result.metrics["phases"]["learn"]:
+        lines.append("nothing was learned in these runs: equal parameters say little; train for longer")
     for row in rows:
         if row.difference:
             lines.append(f"{row.name}: {row.difference}")

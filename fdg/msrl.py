@@ -211,20 +211,26 @@ class MSRL:
 
     def all(self, x: Any) -> bool:
         """Whether it holds in all environments of all actors."""
-        return bool(torch.as_tensor(self._global(x)).all())
+        return bool(self._entries(x).all())
 
     def any(self, x: Any) -> bool:
         """Whether it holds in any environment of any actor."""
-        return bool(torch.as_tensor(self._global(x)).any())
+        return bool(self._entries(x).any())
 
     def mean(self, x: Any) -> torch.Tensor:
         """Mean over all environments of all actors."""
-        values = torch.as_tensor(self._global(x))
+        values = self._entries(x)
         return values.mean() if values.is_floating_point() else values.float().mean()
 
     def sum(self, x: Any) -> torch.Tensor:
         """Sum over all environments of all actors."""
-        return torch.as_tensor(self._global(x)).sum()
+        return self._entries(x).sum()
+
+    def _entries(self, x: Any) -> torch.Tensor:
+        """All entries of all actors' values: what is reduced over all of them needs no dimension for the environments."""
+        if isinstance(x, Varying) and all(isinstance(value, torch.Tensor) for value in x):
+            return torch.cat([value.reshape(-1) for value in x])
+        return torch.as_tensor(self._global(x))
 
     def _global(self, x: Any) -> Any:
         if isinstance(x, Varying):

@@ -493,6 +493,9 @@ class DriverMSRL(MSRL):
         if len(handles) > 1:
             self.take(*handles.values())
 
+    def _entries(self, x: Any) -> Any:
+        return super()._entries(self.fetch(x))
+
     def _global(self, x: Any) -> Any:
         x = self.fetch(x)
         if self._coordinator.actors > 1 and not isinstance(x, Varying):

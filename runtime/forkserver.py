@@ -41,7 +41,11 @@ class ForkServer:
         ]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env={**environment, "FDG_PATH": path}, stdin=subprocess.DEVNULL
+            command,
+            pass_fds=[theirs.fileno()],
+            env={**environment, "FDG_PATH": path},
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
         )
         theirs.close()
         self._socket.settimeout(START_SECONDS)
@@ -84,7 +88,9 @@ class ForkServer:
                 f"the forkserver (process {self._process.pid}) has not answered in {START_SECONDS:.0f} s"
             ) from None
         if not answer:
-            raise RunError(f"the forkserver has ended (code {self._process.wait()}); its error is above")
+            raise RunError(
+                f"the forkserver has ended (code {self._process.wait()}); what it wrote, if anything, is above"
+            )
         return answer
 
     def stop(self) -> None:

@@ -7,8 +7,10 @@ are, replay rows by lane. So a run can go on under another policy, on another en
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
+import inspect
 import random
 import textwrap
 from pathlib import Path
@@ -117,6 +119,28 @@ def check_config(state: State, config: Config) -> None:
                 f"{name} is {given}, and the checkpoint was taken with {name} = {was}, which cannot change while a run goes "
                 f"on: leave --{name} out, or start anew without --resume"
             )
+
+
+def agent_hash(agent: Any) -> str:
+    """Names the code of the classes of actor and learner, as far as it can be read."""
+    digest = hashlib.sha256()
+    for part in (agent.actor, agent.learner):
+        for owner in type(part).__mro__ if part is not None else ():
+            if owner.__module__.split(".")[0] in ("builtins", "torch", "abc") or owner.__module__ == "fdg.api":
+                continue
+            with contextlib.suppress(OSError, TypeError, SyntaxError):  # no source: a class of a notebook, of `exec`
+                digest.update(ast.dump(ast.parse(textwrap.dedent(inspect.getsource(owner)))).encode())
+    return digest.hexdigest()
+
+
+def check_agent(state: State, agent: Any) -> None:
+    """Refuse to go on with another actor or learner."""
+    if state["agent"] != agent_hash(agent):
+        raise CheckpointError(
+            f"the checkpoint was taken with other code of {type(agent.actor).__name__} or {type(agent.learner).__name__}: "
+            "going on with the code of today would be neither the one run nor the other; resume with the code of then, or "
+            "start anew"
+        )
 
 
 def check(state: State, trainer_class: type[Trainer], where: str) -> None:

@@ -109,9 +109,10 @@ def launch(
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
+        what = f"workers is {workers}" if (workers or 1) > 1 else f"sample_parallelism is {sample_parallelism}"
         raise UsageError(
-            f"workers is {workers}, sample_parallelism is {sample_parallelism}; the engine 'inprocess' has one process and asks "
-            "for one sample at a time: leave both out, or choose --engine process"
+            f"{what}; the engine 'inprocess' has one process and asks for one sample at a time: leave it out, or choose "
+            "--engine process"
         )
     session = Session(checkpoint_every, folder, notice or say)
     if resume is not None:
@@ -216,6 +217,7 @@ class Run:
         state = self.session.state()
         point = None
         if state is not None:
+            recovery.check_agent(state, self.agent)
             point, lost = recovery.go_on(state, trainer, msrl, self.coordinator, self.progress)
             for item in lost:
                 self.session.notice(item)
@@ -299,7 +301,10 @@ class Run:
             return
         skipped = self.shared_attributes
         self.session.keep(
-            recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress)
+            {
+                **recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress),
+                "agent": recovery.agent_hash(self.agent),
+            }
         )
         if self.session.stopping:
             raise Stop

@@ -30,7 +30,9 @@ class Session:
         self.last: Any = None
         """The newest checkpoint: its state, or where it is."""
         self.number = 0
-        """Boundaries passed."""
+        """Turns begun, over all loops that have boundaries."""
+        self.done = 0
+        """Turns done: what checkpoints are called by."""
         self.wanted = bool(every or folder)
         """Whether `train` is to have boundaries."""
         self.started = False
@@ -59,13 +61,14 @@ class Session:
         """Whether a checkpoint is to be taken at a boundary."""
         if not point.ended:
             self.number += 1
+        self.done = self.number if point.ended else self.number - 1
         if self.stopping:
             return True
-        return bool(self.every) and (point.ended or (self.number > 1 and (self.number - 1) % self.every == 0))
+        return bool(self.every) and (point.ended or (self.done > 0 and self.done % self.every == 0))
 
     def keep(self, state: dict[str, Any]) -> None:
         state["number"] = self.number
-        self.last = state if self.folder is None else checkpoint.write(Path(self.folder), self.number, state)
+        self.last = state if self.folder is None else checkpoint.write(Path(self.folder), self.done, state)
 
     def lost(self, error: WorkerLost) -> None:
         """A worker is gone: say so, or give up."""

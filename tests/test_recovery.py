@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from test_execution import QLike
+from toy import ToyLearner
 
 from fdg.algorithms.dqn import DQN
 from fdg.algorithms.reinforce import REINFORCE
+from fdg.api import Agent
 from fdg.errors import CheckpointError, RunError
-from fdg.runtime import process
+from fdg.runtime import process, recovery
 from fdg.runtime.boundary import Stop
 from fdg.runtime.forkserver import forkserver
 from fdg.runtime.run import Result, launch
@@ -103,6 +105,36 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(CheckpointError):
         launch(QLike, policy=COARSE, resume=file)
+
+
+class Gentle(ToyLearner):
+    """As the toy's, by other code."""
+
+
+class GentleTrainer(QLike):
+    def agent(self, spec: Any) -> Agent:
+        agent = super().agent(spec)
+        return Agent(agent.actor, Gentle(agent.actor.net, agent.actor.shift))
+
+
+def test_another_learner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(GentleTrainer, policy=COARSE, checkpoint_every=3, folder=tmp_path, **TOY)
+    launch(GentleTrainer, policy=COARSE, resume=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "agent_hash", lambda agent: "of another")
+        with pytest.raises(CheckpointError, match="other code of ToyActor or Gentle"):
+            launch(GentleTrainer, policy=COARSE, resume=tmp_path)
+
+
+def test_the_code_of_actor_and_learner_has_a_name() -> None:
+    one, other = (object.__new__(kind) for kind in (ToyLearner, Gentle))
+    assert recovery.agent_hash(Agent(None, one)) == recovery.agent_hash(Agent(None, one))  # type: ignore[arg-type]
+    assert recovery.agent_hash(Agent(None, one)) != recovery.agent_hash(Agent(None, other))  # type: ignore[arg-type]
+
+
+def test_checkpoints_are_called_by_the_turns_done(tmp_path: Path) -> None:
+    launch(QLike, policy=COARSE, checkpoint_every=3, folder=tmp_path, **TOY)
+    assert [file.stem for file in checkpoints(tmp_path)] == ["00000006", "00000008"]
 
 
 # Losing workers -------------------------------------------------------------------------------------------------------
