@@ -166,12 +166,16 @@ class Coordinator:
                     restores.append((argument(name), here))
             else:
                 restores.append((argument(name), True))
+        returning = {name for name, wanted in restores if wanted}
         outputs = tuple(
             Out(
                 port.name,
                 port.how,
                 port.plain,
-                any(self.is_drivers(inputs[name]) for name in region.shares.get(port.name, ()) if name in lend),
+                any(
+                    (name in lend and self.is_drivers(inputs[name])) or argument(name) in returning
+                    for name in region.shares.get(port.name, ())
+                ),
                 (region.fragment, port.name) in self.sent,
             )
             for port in region.outputs

@@ -63,7 +63,7 @@ class Outcome:
     logs: list[dict[str, Any]]
     """One record per `log`: step, value, metrics; snapshots."""
     returned: Any
-    """What `train` returned (to actor 0)."""
+    """What `train` returned to actor 0. If it varies, a run returns it joined, as it joins varying attributes."""
     attributes: dict[str, Any]
     """The trainer's attributes at the end (actor 0's)."""
     globals: dict[str, Any]
@@ -131,19 +131,26 @@ def mismatches(outcome: Outcome, result: Any, trainer_class: type[Trainer]) -> l
     found += differences(outcome.progress, [(row["frames"], row["episodes"]) for row in result.history], "progress")
     known = {name: outcome.params[name] for name in result.parameters if name in outcome.params}
     found += differences(known, {name: value.detach() for name, value in result.parameters.items()}, "params")
-    found += differences(outcome.returned, result.returned, "returned")
+    found += from_each([returned for returned, _ in outcome.actors], result.returned, "returned")
     found += differences(outcome.globals, Namespace(trainer_class).flat(), "globals")
     mine = {name: value for name, value in vars(result.trainer).items() if name not in ("msrl", "config")}
     if set(mine) != set(outcome.attributes):
         return [*found, f"attributes: {sorted(outcome.attributes)} and {sorted(mine)}"]
     for name, value in mine.items():
-        each = [attributes[name] for _, attributes in outcome.actors]
-        as_global = differences(each[0], value, f"self.{name}")
-        if as_global and len(each) > 1:  # a varying attribute is joined when the run ends
-            rows = next((len(leaf) for leaf in leaves(each) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
-            as_global = differences(join(each, rows, name), value, f"self.{name}")
-        found += as_global
+        found += from_each([attributes[name] for _, attributes in outcome.actors], value, f"self.{name}")
     return found
+
+
+def from_each(each: list[Any], value: Any, where: str) -> list[str]:
+    """Where a value that outlives a run differs from the actors' own: a varying one is joined when the run ends."""
+    found = differences(each[0], value, where)
+    if not found or len(each) == 1:
+        return found
+    if isinstance(value, tuple) and all(isinstance(mine, tuple) and len(mine) == len(value) for mine in each):
+        parts = enumerate(zip(*each, strict=True))
+        return [text for at, mine in parts for text in from_each(list(mine), value[at], f"{where}[{at}]")]
+    rows = next((len(leaf) for leaf in leaves(each) if isinstance(leaf, torch.Tensor) and leaf.ndim), 1)
+    return differences(join(each, rows, where), value, where)
 
 
 def plain(record: dict[str, Any]) -> dict[str, float]:

@@ -30,6 +30,15 @@ PROGRAMS: list[type[Trainer]] = []
 T = TypeVar("T", bound=type[Trainer])
 
 
+TURNS = 0
+
+
+def turn() -> int:
+    global TURNS
+    TURNS += 1
+    return TURNS
+
+
 def program(trainer: T) -> T:
     """Adds a trainer to the list that the tests run."""
     PROGRAMS.append(trainer)
@@ -84,6 +93,39 @@ class ForLoops(ToyTrainer):
             for _ in range(2):
                 loss = self.msrl.agent_learn(self.msrl.replay_buffer_sample(5))
             self.msrl.log(i, loss)
+
+
+@program
+class TwoNamesBesideAChange(ToyTrainer):
+    """An argument's helper changes an attribute, while another name of the argument is still to be read."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.asked = {"times": 0}
+
+    def bonus(self, i):
+        self.asked["times"] += 1
+        return i + self.asked["times"]
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(3):
+            before = td
+            td = self.msrl.agent_act(td, self.bonus(i))
+            td = self.msrl.env_step(td)
+            self.msrl.log(i, row(before)["next", "reward"].squeeze(-1))
+            td = advance(td)
+
+
+@program
+class ModuleStateBesideACall(ToyTrainer):
+    """An argument that names module state is read before a later argument changes it."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for _ in range(3):
+            self.msrl.log(TURNS, self.msrl.agent_learn(td, bonus=turn(), want="tensor"))
+        self.msrl.log(TURNS)
 
 
 @program
@@ -1785,6 +1827,43 @@ class ChangedAtTheDriverInAHelper(ToyTrainer):
             self.note(a, td)
             td = advance(td)
             self.msrl.log(i, v=b[-1], n=torch.tensor(float(len(b))))  # varying: log.v log.n
+
+
+@several
+class LoopVariableInAPerActorBranch(ToyTrainer):
+    """A variable that a loop may leave unbound is read where each actor takes its own way."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.agent_act(td, i)
+            td = self.msrl.env_step(td)
+            self.msrl.agent_learn(td)
+            td = advance(td)
+        if bool(td["ticks"].sum() % 2 == 0):
+            v = td["observation"][:, 0] + i
+            td = self.msrl.agent_act(td, fresh=True)
+        else:
+            v = td["observation"][:, 0] * 3 + i
+        self.msrl.log(0, v=v)  # varying: log.v
+
+
+@several
+class ReturnsWhatVaries(ToyTrainer):
+    """What `train` returns is joined where it varies: one entry per actor of a number, all rows of a tensor."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for _ in range(3):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td)))
+        self.msrl.log(0, 1.0)  # varying:
+        return 5, int(td["observation"][:, 0].sum()), td["observation"][:, 0]
+
+
+@pytest.mark.parametrize("policy", ("local", *POLICIES))
+def test_a_returned_number_per_actor(policy: str) -> None:
+    returned = launch(ReturnsWhatVaries, ToyConfig(actors=3, envs=2), policy=policy).returned
+    assert returned[0] == 5 and returned[1].tolist() == returned[2].view(3, 2).sum(1).tolist()
 
 
 @pytest.mark.parametrize("policy", ("local", *POLICIES))

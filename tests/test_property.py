@@ -21,6 +21,9 @@ from fdg.runtime.run import launch
 
 POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
 CHUNK = 20
+# Seeds of programs that once meant something else in fragments.
+ONE_ACTOR = (258,)
+TWO_ACTORS = (89, 100, 129, 148, 277)
 
 
 def check(program, policies, passes=None) -> int:
@@ -69,6 +72,16 @@ def test_several_actors(start):
     policies = ("local", "single_learner_coarse", "sharded_replay")
     refused = sum(check(program_of(seed, 2), policies) for seed in range(start, start + CHUNK))
     assert refused <= CHUNK * len(policies) // 4, f"{refused} of {CHUNK * len(policies)} runs were refused"
+
+
+@pytest.mark.parametrize("seed", ONE_ACTOR)
+def test_one_actor_again(seed):
+    check(program_of(seed, 1), POLICIES)
+
+
+@pytest.mark.parametrize("seed", TWO_ACTORS)
+def test_two_actors_again(seed):
+    check(program_of(seed, 2), ("local", "single_learner_fine"))
 
 
 @examples(20)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from toy import ToyTrainer
+from toy import ToyLearner, ToyTrainer
 
-from fdg.api import Trainer
+from fdg.api import Agent, Trainer
 from fdg.compiler import project
 from fdg.errors import CompileError, UsageError
 from fdg.policies import Local, SingleLearnerCoarse
@@ -22,7 +22,25 @@ from fdg.testing import assert_policies_equal
 
 IDENTIFIER = re.compile(r"\W+")
 PAGE = Path(__file__).parent.parent / "docs" / "writing-algorithms.md"
-ELSEWHERE = ("a part of the agent", "a class without source")  # seen only at launch, or only for class objects
+ELSEWHERE = ("several learners", "a part of the agent", "a class without source")
+"""Rows with a test of their own below: seen only at launch, or only for class objects."""
+
+HEADER = """\
+import contextlib
+import torch
+from fdg import Trainer
+
+SEEN = []
+
+
+@contextlib.contextmanager
+def noted(name):
+    SEEN.append(name)
+    yield
+
+
+class Mine(Trainer):
+"""
 
 # row of the list (its first words) -> bodies of a trainer
 REFUSED: dict[str, list[str]] = {
@@ -222,6 +240,17 @@ REFUSED: dict[str, list[str]] = {
             td = self.msrl.env_reset()
             SEEN.append(td["observation"].sum())  # ▶
         """,
+        """
+        def note(self, n):
+            with noted("x"):
+                return n + 1
+
+        def train(self):
+            td = self.msrl.env_reset()
+            n = int(td["observation"].sum())
+            n = self.note(n)  # ▶
+            self.msrl.log(0, n=n)
+        """,
     ],
     "A > 1: a value that a varying object holds": [
         """
@@ -243,7 +272,7 @@ IDS = [f"{row} {index}" for row, bodies in REFUSED.items() for index in range(le
 @pytest.mark.parametrize("row, body", CASES, ids=IDS)
 @pytest.mark.parametrize("policy", [Local, SingleLearnerCoarse], ids=lambda policy: policy.name)
 def test_refused(row: str, body: str, policy: type, tmp_path: Path) -> None:
-    lines = ["import torch", "from fdg import Trainer", "", "SEEN = []", "", "", "class Mine(Trainer):"]
+    lines = HEADER.splitlines()
     lines += textwrap.indent(textwrap.dedent(body), "    ").splitlines()
     marked = next(number for number, line in enumerate(lines, 1) if "▶" in line)
     file = tmp_path / "mine.py"
@@ -265,7 +294,7 @@ def test_refused(row: str, body: str, policy: type, tmp_path: Path) -> None:
 def test_one_actor_is_not_refused(row: str, body: str, tmp_path: Path) -> None:
     text = textwrap.indent(textwrap.dedent(body), "    ")
     file = tmp_path / "mine.py"
-    file.write_text(f"import torch\nfrom fdg import Trainer\n\nSEEN = []\n\n\nclass Mine(Trainer):\n{text}")
+    file.write_text(HEADER + text)
     project(file=str(file), class_name="Mine", policy=SingleLearnerCoarse, actors=1)
 
 
@@ -930,6 +959,33 @@ def test_a_class_that_is_not_there(tmp_path: Path) -> None:
         project(file=str(file), class_name="Mime", policy=SingleLearnerCoarse)
     with pytest.raises(UsageError, match=r"nowhere\.py"):
         project(file=str(tmp_path / "nowhere.py"), class_name="Mine", policy=SingleLearnerCoarse)
+
+
+class Normalising(ToyLearner):
+    """Subtracts the mean of its rows."""
+
+    def learn(self, rows):
+        x = rows["observation"]
+        return super().learn(x - x.mean(0))
+
+
+class BatchStatistics(ToyTrainer):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        return Agent(agent.actor, Normalising(agent.learner.net, agent.learner.shift))
+
+    def train(self):
+        self.msrl.log(0, self.msrl.agent_learn(self.msrl.env_reset())["loss"])
+
+
+def test_statistics_of_the_rows_at_hand() -> None:
+    """Several learners have some rows each; one learner has all of them."""
+    assert launch(BatchStatistics, policy="single_learner_coarse").history
+    with pytest.raises(CompileError) as caught:
+        launch(BatchStatistics, policy="multi_learner")
+    seen, line = caught.value, inspect.getsourcelines(Normalising.learn)[1] + 2
+    assert (seen.file, seen.line, seen.hint) == (__file__, line, "self.mean(x)")
+    assert seen.source[seen.column :].startswith("x.mean(0)") and "statistic of the rows at hand" in seen.reason
 
 
 class KeepsItsNet(ToyTrainer):

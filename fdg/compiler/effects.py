@@ -384,6 +384,7 @@ class Evaluator:
         self.effects, self.strong = Effects(), True
         if "opaque" in statement.parts:
             self.effects.pin(f"`{self.method.name}` {statement.parts['opaque']}")
+            self.module_state_in(self.method.node.body)
         elif statement.kind == "simple":
             self.small(statement.parts["node"])
         elif statement.kind in ("if", "while"):
@@ -416,6 +417,15 @@ class Evaluator:
             whole.add(child.whole)
         statement.whole = whole
         statement.leaves = _jumps_out(statement)
+
+    def module_state_in(self, body: cst.CSTNode) -> None:
+        """The module's objects that code names, and the names it may bind anew: it may change them."""
+        bound = {item.name.value for node in find(body, cst.Global) for item in node.names}
+        for name in {node.value for node in find(body, cst.Name)} - self.locals:
+            if name in bound:
+                self.effects.writes.add(f"global {name}")
+            else:
+                self.effects.mutates |= {root for root in self.module_name(name).roots if root.startswith("global ")}
 
     def pattern(self, case: cst.MatchCase) -> None:
         if case.guard is not None:
@@ -866,6 +876,9 @@ class Evaluator:
             self.effects = kept
             return value
         if marks:
+            effects = self.analysis.function(module, name).summary.effects
+            for names, own in ((self.effects.writes, effects.writes), (self.effects.mutates, effects.mutates)):
+                names |= {changed for changed in own if changed.startswith("global ")}
             return self.unknown(node, f"calls `{name}`, which is decorated")
         return self.apply(self.analysis.function(module, name).summary, list(node.args), name)
 

@@ -252,6 +252,9 @@ class Emitter:
         if is_attribute(port.name):
             name = port.name[5:]
             return f'getattr({this}, "{name}", _unbound)' if port.maybe_unbound else f"{this}.{name}"
+        if port.maybe_unbound and self.turn is not None and port.name not in self.turn:
+            # A variable of the function around this one is among its `locals()` only if it is named.
+            return f'{port.name} if "{port.name}" in locals() else _unbound'
         return f'locals().get("{port.name}", _unbound)' if port.maybe_unbound else port.name
 
     # statements ------------------------------------------------------------------------------------------------------

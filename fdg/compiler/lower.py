@@ -507,6 +507,10 @@ class Lowering:
         module = self.method.owner.module
         return isinstance(node, cst.Name) and (node.value in module.constants or node.value in module.state)
 
+    def is_rebound(self, node: cst.BaseExpression) -> bool:
+        """Whether a name is one of the module's that a call may bind anew."""
+        return isinstance(node, cst.Name) and node.value in self.method.owner.module.state
+
     def lift_top(self, node: cst.BaseExpression, origin: Origin, out: list[Statement]) -> cst.BaseExpression:
         """Like `lift`, but a component call at the top stays where it is: it is its own statement already."""
         if self.bearing.call(node, self.method):
@@ -614,7 +618,7 @@ class Lowering:
         pairs = []
         for index, part in enumerate(parts[: last + 1]):
             new = self.lift(part, origin, out)
-            unsafe = not self.safe(new, helper) or (walrus and isinstance(new, cst.Name))
+            unsafe = not self.safe(new, helper) or (walrus and isinstance(new, cst.Name)) or self.is_rebound(new)
             if index < last and unsafe and not (isinstance(node, cst.Call) and part is node.func and dotted(part)):
                 new = self.spill(new, "value", origin, out)
             if new is not part:
