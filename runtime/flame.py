@@ -417,6 +417,9 @@ class Flame(Processes):
             for value in list(vars(module).values()):  # what it has imported
                 todo.append(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
 
+    def _spread(self) -> None:
+        """A node's CPUs are the node's affair."""
+
     def _board(self, weights: Any) -> tuple[Slot, ...]:
         return ()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -159,6 +160,9 @@ def serve() -> None:
         if not request:
             os._exit(0)
         if request == b"fork":
+            if not gc.get_freeze_count():
+                gc.collect()
+                gc.freeze()  # workers need not look at what was made here: that would copy its memory
             pid = os.fork()
             if not pid:
                 control.close()

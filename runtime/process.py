@@ -172,6 +172,7 @@ class Processes:
             count = parts.config.replay_shards
             self.shards = [self._fork(server, f"replay[{shard}]") for shard in range(count)]
         self._started()
+        self._spread()
         for remote in self.remotes:
             remote.ask("path", [entry or os.getcwd() for entry in sys.path])
         self.hear(self.remotes)
@@ -198,6 +199,21 @@ class Processes:
 
     def _started(self) -> None:
         """All workers have been asked for."""
+
+    def _spread(self) -> None:
+        """Give workers that work side by side a CPU each: woken by the driver they would start on its own, one behind the
+        other, and some kernels leave them there for seconds. FDG_PIN=0 leaves it to the system."""
+        if not hasattr(os, "sched_getaffinity") or os.environ.get("FDG_PIN") == "0":
+            return
+        cpus = sorted(os.sched_getaffinity(0))
+        groups: dict[str, list[Any]] = {}
+        for remote in self.remotes:
+            groups.setdefault(remote.name.partition("[")[0], []).append(remote)
+        pinned = [remote for group in groups.values() if len(group) > 1 for remote in group]
+        for group in groups.values():
+            for index, remote in enumerate(group if len(group) > 1 else ()):
+                remote.ask("pin", cpus[index % len(cpus)])
+        self.hear(pinned)
 
     def _prepare(self, server: Any) -> None:
         server.preload(prepare_to_send(self.parts))

@@ -106,18 +106,27 @@ class RemoteBuffer(ReplayBuffer):
         return batch if self.lazy else batch.batch()
 
     def _answers(self, parts: list[tuple[int, Draw]]) -> tuple[Slot, ...]:
-        """Ask the shards for their parts, so many at a time; the largest first, so that none is waited for alone."""
-        waiting = sorted(parts, key=lambda part: len(part[1].lanes))
+        """Ask the shards for their parts, so many at a time: in as many queues, each shard always in the same one, since
+        shards of one queue may share a CPU."""
+        queues: dict[int, list[tuple[int, Draw]]] = {}
+        for part in parts:
+            queues.setdefault(part[0] % self.parallel, []).append(part)
         asked: list[int] = []
         found: dict[int, Slot] = {}
-        while waiting or asked:
-            while waiting and len(asked) < self.parallel:
-                shard, draw = waiting.pop()
-                self.shards.ask(shard, "answer", draw, self.work, self._released.pop(shard, []))
-                asked.append(shard)
+
+        def ask(queue: list[tuple[int, Draw]]) -> None:
+            shard, draw = queue.pop(0)
+            self.shards.ask(shard, "answer", draw, self.work, self._released.pop(shard, []))
+            asked.append(shard)
+
+        for queue in queues.values():
+            ask(queue)
+        while asked:
             shard, slot = self.shards.first(asked)
             asked.remove(shard)
             found[shard] = slot
+            if queue := queues[shard % self.parallel]:
+                ask(queue)
         return tuple(found[shard] for shard, _ in parts)
 
     def release(self, slots: tuple[Slot, ...]) -> None:

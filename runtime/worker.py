@@ -6,6 +6,7 @@ slots: objects that are in the shared memory of other workers.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -78,6 +79,11 @@ class Worker:
         """Find modules where the driver finds them."""
         sys.path[:] = entries
         importlib.invalidate_caches()
+
+    def pin(self, cpu: int) -> None:
+        """Stay on one CPU."""
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
 
     def start(
         self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int, seat: Seat | None = None
