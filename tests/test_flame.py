@@ -341,6 +341,7 @@ def test_no_room_is_an_error_with_numbers(cluster: Loopback, monkeypatch: pytest
     assert len(flamepy.list_sessions()) == before
 
 
+@pytest.mark.slow  # as above: a server is ended and started again
 def test_a_lost_cache_is_named(
     cluster: Loopback, expected: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -352,6 +353,7 @@ def test_a_lost_cache_is_named(
     same(expected, launch(QLike, policy=SHARDED, engine="flame", resume=tmp_path))
 
 
+@pytest.mark.slow  # a node that comes back is Flame's affair, in its own time
 def test_a_lost_node_is_named(
     cluster: Loopback, expected: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
