@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fdg.api import Actor, Agent, Trainer
+from fdg.api import Actor, Trainer, build_parts
 from fdg.capacity import Needs, check_workers, stuck
 from fdg.config import Config, make_config
 from fdg.errors import CompileError, UsageError, WorkerLost
@@ -30,7 +30,6 @@ from fdg.runtime.inprocess import InProcess
 from fdg.runtime.load import load_class
 from fdg.runtime.parts import Parts, actor_environment
 from fdg.runtime.progress import Progress
-from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.session import Session
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
@@ -176,17 +175,8 @@ class Run:
         self.spec = environment.spec
         with self.streams.of("build"):
             self.trainer = trainer_class(config)
-            self.agent = self.trainer.agent(self.spec)
-            if not isinstance(self.agent, Agent):
-                raise UsageError(
-                    f"{trainer_class.__name__}.agent returned {self.agent!r}; return Agent(actor=…, learner=…)"
-                )
-            self.buffer = self.trainer.replay_buffer(self.spec)
+            self.agent, self.buffer = build_parts(self.trainer, self.spec)
         if self.buffer is not None:
-            if not isinstance(self.buffer, ReplayBuffer):
-                raise UsageError(
-                    f"{trainer_class.__name__}.replay_buffer returned {self.buffer!r}; return fdg.ReplayBuffer(capacity)"
-                )
             Needs.of(self.buffer, self.spec, config.actors, engine=options.engine).check()
             self.buffer.open(
                 config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1

@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from fdg.compiler.flow import Exits
+
 ALL = "*"
 """Read by code that can see every local variable: `locals()`, `eval`."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -129,16 +131,6 @@ def pairs(node: ast.Assign) -> Iterator[tuple[ast.Name, ast.expr]]:
             if not any(isinstance(part, ast.Starred) for part in (*target.elts, *node.value.elts)):
                 opposite = zip(target.elts, node.value.elts, strict=False)
                 yield from ((name, value) for name, value in opposite if isinstance(name, ast.Name))
-
-
-@dataclass(frozen=True)
-class Exits:
-    """What is live where control may go other than to the next statement."""
-
-    at_break: frozenset[str] = frozenset()
-    at_continue: frozenset[str] = frozenset()
-    at_return: frozenset[str] = frozenset()
-    at_raise: frozenset[str] = frozenset()
 
 
 @dataclass
