@@ -22,7 +22,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fdg import __version__, flame_cli, registry
+from fdg import __version__, flame_cli, registry, tuned
 from fdg.errors import (
     CompileError,
     FdgError,
@@ -120,6 +120,9 @@ Iterations = Annotated[str | None, typer.Option(metavar="N", help="Turns of the 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config; may be repeated.")
 ]
+Untuned = Annotated[
+    bool, typer.Option("--no-tuned", help="The algorithm's defaults, not what is tuned for the environment.")
+]
 Help = Annotated[bool, typer.Option("--help", "-h", help="Show this, and with ALGO its own flags too.")]
 
 
@@ -168,6 +171,7 @@ def train(
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
+    no_tuned: Untuned = False,
     checkpoint_every: Annotated[
         str,
         typer.Option(
@@ -205,6 +209,8 @@ def train(
     state = None
     if resume is None:
         trainer, config = configure(ctx, target, settings)
+        if not quiet and not no_tuned and (taken := tuned.said(tuned.bundled(target.module), config)):
+            typer.echo(taken)
     else:
         trainer, config, state = go_on(ctx, target, settings, resume)
 
@@ -269,6 +275,7 @@ def compare(
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
+    no_tuned: Untuned = False,
     deadline: Deadline = "60",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the comparison there.")
@@ -371,6 +378,7 @@ def check(
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
+    no_tuned: Untuned = False,
     help: Help = False,
 ) -> None:
     """Check a trainer without running it: config, agent, memory, checkpoints, and fragments under a policy (or each)."""
@@ -502,18 +510,21 @@ def configure(ctx: typer.Context, target: registry.Target, settings: list[str] |
     # What can be refused before torch is imported, is.
     if ctx.params["env"] is not None:
         resolve_env(ctx.params["env"])
+    algorithm = "" if ctx.params["no_tuned"] else tuned.bundled(target.module)
     if (light := target.light_config()) is not None:
-        read_flags(ctx, light, settings)
+        read_flags(ctx, light, settings, algorithm=algorithm)
     trainer = target.load()
-    return trainer, read_flags(ctx, trainer.config_class(), settings)
+    return trainer, read_flags(ctx, trainer.config_class(), settings, algorithm=algorithm)
 
 
-def read_flags(ctx: typer.Context, cls: type[Config], settings: list[str] | None, base: Any = None) -> Config:
+def read_flags(
+    ctx: typer.Context, cls: type[Config], settings: list[str] | None, base: Any = None, algorithm: str = ""
+) -> Config:
     from fdg.flags import SHARED, read_config
 
     given = {name: ctx.params[name] for name in SHARED}
     known = [flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--")]
-    return read_config(cls, given, ctx.args, settings or [], known, base)
+    return read_config(cls, given, ctx.args, settings or [], known, base, algorithm)
 
 
 LAUNCH_FLAGS = (

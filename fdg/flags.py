@@ -10,6 +10,7 @@ from typing import Any
 from fdg.config import FALSE, TRUE, Config, field_docs, field_types, make_config, read_value, type_name
 from fdg.errors import UsageError, did_you_mean
 from fdg.runtime.backends import resolve_env
+from fdg.tuned import tuned
 
 ALIASES = {
     "num_envs": "envs",
@@ -44,12 +45,14 @@ def read_config(
     settings: list[str],
     known: Iterable[str] = (),
     base: Mapping[str, Any] | None = None,
+    algorithm: str = "",
 ) -> Config:
     """The config that a command line means.
 
     `given` are the flags every algorithm has (None if absent), `extra` the tokens of its own flags,
     `settings` the `key=value` of each `--set`, `known` the command's other flags, to name the nearest one. What is not
-    given is as in `base`, the config of a run that goes on; else the class's default.
+    given is as in `base`, the config of a run that goes on; else as tuned for the bundled `algorithm` on the environment;
+    else the class's default.
     """
     values = {name: value for name, value in given.items() if value is not None}
     own = parse_flags(cls, extra, known)
@@ -59,7 +62,7 @@ def read_config(
         values[name] = value
     defaults = {field.name: field.default for field in dataclasses.fields(cls)} | dict(base or {})
     values["env"] = resolve_env(values.get("env", defaults["env"]))  # the full id is what is recorded
-    base = {**(base or {}), "env": values["env"]}
+    base = {**(tuned(algorithm, values["env"]) if base is None else base), "env": values["env"]}
     frames = values.pop(COLLECTION, None)
     if frames is not None:
         if "steps" in values:

@@ -23,6 +23,7 @@ from fdg.msrl import MSRL
 from fdg.registry import find_engine, find_policy
 from fdg.runtime import recovery
 from fdg.runtime import trace as tracing
+from fdg.runtime.backends import resolve_env
 from fdg.runtime.boundary import Boundaries, Point, Stop
 from fdg.runtime.coordinator import Coordinator, DriverMSRL, global_value
 from fdg.runtime.engine import Engine
@@ -34,6 +35,8 @@ from fdg.runtime.session import Session
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
 from fdg.runtime.weights import _Pickler, parameters_of, sha256
+from fdg.tuned import bundled
+from fdg.tuned import tuned as settings_for
 
 
 @dataclass
@@ -92,6 +95,7 @@ def launch(
     notice: Callable[[str], None] | None = None,
     fuse: bool = False,
     trace: str | os.PathLike[str] | None = None,
+    tuned: bool = True,
     **overrides: Any,
 ) -> Result:
     """Train. The result depends on the trainer and its config alone, not on policy, engine or workers.
@@ -104,7 +108,10 @@ def launch(
     `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
     `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
     allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
-    that). `trace` is a file, or a folder, for a trace of the run that Perfetto and chrome://tracing show. Keyword arguments that are not launch options override fields of the config.
+    that). `trace` is a file, or a folder, for a trace of the run that Perfetto and chrome://tracing show.
+
+    Keyword arguments that are not launch options override fields of the config. Without a config, the other fields of a
+    bundled algorithm are as `fdg.tuned` has them for the environment, unless `tuned` is False.
     """
     engine = find_engine(engine)
     if engine == "inprocess" and ((workers or 1) > 1 or sample_parallelism > 1):
@@ -121,7 +128,10 @@ def launch(
         overrides = {}
         recovery.check_config(session.last, config)
     if config is None or overrides:
-        base = {} if config is None else {f: getattr(config, f) for f in config.__dataclass_fields__}
+        if config is not None:
+            base = {f: getattr(config, f) for f in config.__dataclass_fields__}
+        else:
+            base = tuned_settings(trainer_class, overrides) if tuned else {}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
@@ -145,6 +155,14 @@ def launch(
         torch.set_num_threads(before)
         if trace is not None:
             tracing.write(trace, [tracing.Place(os.getpid(), tracing.DRIVER_ROW, tracing.end()), *session.places])
+
+
+def tuned_settings(trainer_class: type[Trainer], overrides: dict[str, Any]) -> dict[str, Any]:
+    """What is tuned for a bundled trainer on the environment it will have."""
+    if not (algorithm := bundled(trainer_class.__module__)):
+        return {}
+    env = overrides.get("env", trainer_class.config_class().env)
+    return settings_for(algorithm, resolve_env(env))
 
 
 def say(text: str) -> None:

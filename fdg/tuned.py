@@ -1,0 +1,45 @@
+"""Settings that are good for an algorithm on an environment, where the defaults of its config are not.
+
+They stand below what the user gives and above the defaults of the class: `fdg train dqn --env acrobot --lr 1e-3` has the
+settings below, but for the step size. A run says which it took and records them with the rest of its config;
+`--no-tuned`, and `launch(…, tuned=False)`, leave them out.
+
+`benchmarks/learning.py` shows what they reach.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fdg.config import Config
+
+TUNED: dict[tuple[str, str], dict[str, Any]] = {}
+"""(algorithm, full environment id) → {field: value}."""
+
+
+def tuned(algorithm: str, env: str) -> dict[str, Any]:
+    """The settings for a bundled algorithm on an environment, given by its full id; empty where there are none.
+
+    >>> tuned("dqn", "NoSuchEnvironment-v0")
+    {}
+    """
+    return dict(TUNED.get((algorithm, env), {}))
+
+
+def bundled(module: str) -> str:
+    """The name by which the algorithm in a bundled module stands in the table; empty for a module of the user's.
+
+    >>> bundled("fdg.algorithms.dqn"), bundled("mine")
+    ('dqn', '')
+    """
+    package, _, name = module.rpartition(".")
+    return name if package == "fdg.algorithms" else ""
+
+
+def said(algorithm: str, config: Config) -> str:
+    """One line for the start of a run: the tuned settings that its config has; empty if there are none."""
+    values = [
+        f"{name} {value}" for name, value in tuned(algorithm, config.env).items() if getattr(config, name) == value
+    ]
+    return f"settings tuned for {config.env}: {', '.join(values)}; --no-tuned for the defaults" if values else ""
