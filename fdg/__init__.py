@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fdg.errors import CompileError, FdgError, GraphError, PolicyError, RunError, UsageError
     from fdg.graph import Graph
     from fdg.msrl import MSRL
+    from fdg.normalize import Normalizer, RewardScaler
     from fdg.runtime.environments import EnvSpec, step_mdp
     from fdg.runtime.replay import ReplayBuffer
     from fdg.runtime.run import Result, launch
@@ -26,6 +27,7 @@ _HOME = {
     "fdg.errors": ("CompileError", "FdgError", "GraphError", "PolicyError", "RunError", "UsageError"),
     "fdg.graph": ("Graph",),
     "fdg.msrl": ("MSRL",),
+    "fdg.normalize": ("Normalizer", "RewardScaler"),
     "fdg.runtime.environments": ("EnvSpec", "step_mdp"),
     "fdg.runtime.replay": ("ReplayBuffer",),
     "fdg.runtime.run": ("Result", "launch"),
@@ -42,9 +44,11 @@ __all__ = [
     "Graph",
     "GraphError",
     "Learner",
+    "Normalizer",
     "PolicyError",
     "ReplayBuffer",
     "Result",
+    "RewardScaler",
     "RunError",
     "Trainer",
     "UsageError",

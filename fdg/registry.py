@@ -186,12 +186,19 @@ def trainers_in(tree: ast.Module) -> list[str]:
     roots = {"Trainer"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fdg.algorithms"):
-            roots |= {alias.asname or alias.name for alias in node.names if not alias.name.endswith("Config")}
+            there = bundled_trainers(node.module or "")
+            roots |= {alias.asname or alias.name for alias in node.names if alias.name in there}
     kin: set[str] = set()
     for _ in classes:  # a base may stand anywhere in the file: repeat until nothing is added
         kin |= {name for name, node in classes.items() if set(base_names(node)) & (roots | kin)}
     extended = {base for name in kin for base in base_names(classes[name])}
     return [name for name in classes if name in kin and name not in extended]
+
+
+def bundled_trainers(module: str) -> list[str]:
+    """Names of the trainers in a bundled module: what else can be imported from there is none."""
+    files = [file for file in package_files("fdg.algorithms") if f"fdg.algorithms.{file.stem}" == module]
+    return [name for file in files for name in trainers_in(parse_file(file))]
 
 
 def lacks_train(name: str, classes: dict[str, ast.ClassDef]) -> bool:

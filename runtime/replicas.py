@@ -291,6 +291,15 @@ class Replica:
         whole, number = _Across.apply(total, count, self)  # type: ignore[no-untyped-call]
         return whole, int(number)
 
+    def own_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """This replica's part of a tensor that has an entry for each row."""
+        return x[self.split.start : self.split.end]
+
+    def all_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor with an entry for each row, from those for each replica's rows."""
+        found = self.group.gather("entries for rows", _own(x) if self.split.weight else None)
+        return torch.cat([part for part in found if part is not None])
+
     def add(self, what: str, tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, int]:
         """Sums over the replicas that have rows, in their order."""
         found = self.group.gather(what, (_own(tensor), count) if self.split.weight else None)

@@ -502,7 +502,7 @@ def test_ctrl_c_twice_is_one_line_and_code_130(here):
     ("arguments", "message"),
     [
         (["train", "dqm"], "no algorithm 'dqm'; did you mean 'dqn'?"),
-        (["train"], "which algorithm? one of dqn, reinforce"),
+        (["train"], "which algorithm? one of a2c, dqn"),
         (["graph"], "which algorithm?"),
         (
             ["train", "dqn", "--dist-policy", "shared_replay"],

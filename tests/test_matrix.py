@@ -12,16 +12,21 @@ from typing import Any
 
 import pytest
 
+from fdg.algorithms.a2c import A2C
 from fdg.algorithms.dqn import DQN
+from fdg.algorithms.ppo import PPO
 from fdg.algorithms.reinforce import REINFORCE
 from fdg.runtime.forkserver import forkserver
 from fdg.runtime.run import launch
 
 SMALL = dict(iterations=3, steps=3, updates=2, batch_size=16, learning_starts=8, hidden_dim=16, envs=2)
+ROLLOUT = dict(iterations=2, steps=4, hidden_dim=16, envs=2, norm_obs=True, norm_reward=True)
 PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dqn": (DQN, SMALL),
     "dqn-prioritized": (DQN, {**SMALL, "prioritized": True}),
     "reinforce": (REINFORCE, dict(iterations=2, episodes_per_iter=8, hidden_dim=16, envs=2, env="CartPole-v1")),
+    "a2c": (A2C, ROLLOUT),
+    "ppo": (PPO, {**ROLLOUT, "env": "Pendulum-v1", "update_epochs": 2, "num_minibatches": 2}),
 }
 POLICIES = ("single_learner_coarse", "sharded_replay", "single_learner_fine")
 WORKERS, PARALLEL, SEEDS = (1, 2, 3), (1, 2, 4), (1, 2, 3)
