@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fdg.adam import Adam
     from fdg.api import Actor, Agent, Learner, Trainer, pure
     from fdg.config import Config
     from fdg.errors import CompileError, FdgError, GraphError, PolicyError, RunError, UsageError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "fdg.adam": ("Adam",),
     "fdg.api": ("Actor", "Agent", "Learner", "Trainer", "pure"),
     "fdg.config": ("Config",),
     "fdg.errors": ("CompileError", "FdgError", "GraphError", "PolicyError", "RunError", "UsageError"),
@@ -36,6 +38,7 @@ _WHERE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "MSRL",
     "Actor",
+    "Adam",
     "Agent",
     "CompileError",
     "Config",
