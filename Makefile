@@ -31,7 +31,7 @@ run: env  ## DQN learns CartPole-v1 in this process; fails below a mean return o
 	  print(f"mean return over 100 evaluation episodes: {mean:.1f} (the goal is 475)"); sys.exit(mean < 475)'
 
 test: env  ## the tests
-	$(BIN)/python -m pytest -m 'not slow and not matrix'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow and not matrix'
 
 test-slow: env  ## the longer studies
 	$(BIN)/python -m pytest -m slow

@@ -24,6 +24,9 @@ fragmented: Counter[str] = Counter()
 """Those of them in which the engine called regions of fragments; `local` with one actor calls none."""
 flame_skips: list[str] = []
 
+LONG = ("test_property", "test_flame", "test_recovery", "test_process")
+"""Files that come first: tests run file by file in two processes, and neither should wait for the other in the end."""
+
 
 def counted(launch: Any) -> Any:
     @functools.wraps(launch)
@@ -42,11 +45,26 @@ fdg.runtime.run.launch = counted(fdg.runtime.run.launch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
     marked = [item for item in items if item.get_closest_marker("flame")]
     if marked and flame().state != "ok":
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no Flame server is installed"))
         flame_skips.extend(item.nodeid for item in marked)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput.update(runs=dict(runs), fragmented=dict(fragmented), flame_skips=flame_skips)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of the processes that run tests side by side has ended: add what it counted."""
+    told = getattr(node, "workeroutput", {})
+    runs.update(told.get("runs", {}))
+    fragmented.update(told.get("fragmented", {}))
+    flame_skips[:] = told.get("flame_skips", flame_skips)  # each of them collects all tests
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
