@@ -35,17 +35,27 @@ class Needs:
     workers: tuple[str, ...] = ()
     """Processes beside this one, by name."""
     engine: str = "inprocess"
+    storage: str = "memory"
+    """Where the rows are."""
 
     @classmethod
-    def of(cls, buffer: Any, spec: Any, actors: int, workers: Sequence[str] = (), engine: str = "inprocess") -> Needs:
+    def of(
+        cls,
+        buffer: Any,
+        spec: Any,
+        actors: int,
+        workers: Sequence[str] = (),
+        engine: str = "inprocess",
+        storage: str = "memory",
+    ) -> Needs:
         if buffer is None:
-            return cls(0, 0, tuple(workers), engine)
-        return cls(buffer.capacity, buffer.nbytes(spec, actors), tuple(workers), engine)
+            return cls(0, 0, tuple(workers), engine, storage)
+        return cls(buffer.capacity, buffer.nbytes(spec, actors), tuple(workers), engine, storage)
 
     @property
     def bytes(self) -> int:
         processes = SERVER_BYTES + WORKER_BYTES * len(self.workers) if self.workers else 0
-        return self.replay_bytes + processes
+        return processes + (self.replay_bytes if self.storage == "memory" else 0)
 
     def check(self) -> None:
         """Refuse what does not fit into memory, where the system tells how much there is; a cluster may have more."""
@@ -53,10 +63,11 @@ class Needs:
         if not total or self.bytes <= free or self.engine == "flame":
             return
         parts = []
-        if self.replay_bytes:
-            parts.append(f"{size(self.replay_bytes)} for a replay buffer of {self.rows:,} rows")
+        replay = self.replay_bytes if self.storage == "memory" else 0
+        if replay:
+            parts.append(f"{size(replay)} for a replay buffer of {self.rows:,} rows")
         if self.workers:
-            parts.append(f"{size(self.bytes - self.replay_bytes)} for {self.processes()}")
+            parts.append(f"{size(self.bytes - replay)} for {self.processes()}")
         raise UsageError(
             f"not enough memory: this run needs {' and '.join(parts)}, and {size(free)} of {size(total)} are free; use a "
             f"smaller buffer (--buffer-size){' or fewer --workers' if self.workers else ''}, or close other programs"
@@ -64,7 +75,8 @@ class Needs:
 
     def replay(self) -> str:
         """The replay buffer in words."""
-        return f"replay buffer {size(self.replay_bytes)} when full ({self.rows:,} rows)" if self.rows else ""
+        where = ", in Flame's object cache" if self.storage == "flame" else ""
+        return f"replay buffer {size(self.replay_bytes)} when full ({self.rows:,} rows){where}" if self.rows else ""
 
     def processes(self) -> str:
         one, many = (
@@ -76,7 +88,8 @@ class Needs:
         """What is said when a run starts."""
         total, free = memory()
         if self.rows:
-            yield self.replay() + (f", {size(free)} of memory free" if total and self.engine != "flame" else "")
+            here = total and self.engine != "flame" and self.storage == "memory"
+            yield self.replay() + (f", {size(free)} of memory free" if here else "")
         if self.workers:
             yield f"{self.processes()}: {', '.join(self.workers)}; {cores()} cores"
         else:

@@ -146,6 +146,10 @@ Parallelism = Annotated[
     str, typer.Option("--sample-parallelism", metavar="P", help="Sample requests in flight (--engine process).")
 ]
 Work = Annotated[str, typer.Option("--sample-work", metavar="N", help="Rounds of arithmetic on each sampled row.")]
+Storage = Annotated[
+    str,
+    typer.Option("--replay-storage", metavar="memory|flame", help="Where replay rows are; flame: its object cache."),
+]
 Deadline = Annotated[
     str, typer.Option("--deadline", metavar="S", help="Seconds without a sign of life before a worker counts as lost.")
 ]
@@ -168,6 +172,7 @@ def train(
     replay_shards: Shards = None,
     sample_parallelism: Parallelism = "1",
     sample_work: Work = "0",
+    replay_storage: Storage = "memory",
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
@@ -272,6 +277,7 @@ def compare(
     replay_shards: Shards = None,
     sample_parallelism: Parallelism = "1",
     sample_work: Work = "0",
+    replay_storage: Storage = "memory",
     iterations: Iterations = None,
     seed: Seed = None,
     settings: Settings = None,
@@ -292,7 +298,7 @@ def compare(
     target = find_target(algorithm)
     policies = [registry.find_policy(name.strip()) for name in dist_policy.split(",")]
     engines = [registry.find_engine(name.strip()) for name in engine.split(",")]
-    names = ("workers", "sample_parallelism", "sample_work", "deadline")
+    names = ("workers", "sample_parallelism", "sample_work", "replay_storage", "deadline")
     options = read_launch_flags({name: ctx.params[name] for name in names} | {"engine": engines[0]})
     del options["engine"]
     if json_file is not None:
@@ -533,6 +539,7 @@ LAUNCH_FLAGS = (
     "workers",
     "sample_parallelism",
     "sample_work",
+    "replay_storage",
     "checkpoint_every",
     "deadline",
     "fuse",
@@ -571,6 +578,7 @@ def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
         if name in flags:
             text = flags[name]
             values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
+    values["replay_storage"] = registry.find_storage(flags["replay_storage"])
     if "fuse" in flags:
         values["fuse"] = bool(flags["fuse"])
     values["deadline"] = seconds("--deadline", flags["deadline"])

@@ -30,6 +30,10 @@ ENGINES = {
     "process": "fragments in worker processes of this machine, tensors by shared memory",
     "flame": "fragments as services of a Flame cluster",
 }
+STORAGES = {
+    "memory": "replay rows in the memory of the process that has their shard",
+    "flame": "replay rows in Flame's object cache",
+}
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,14 @@ def find_engine(name: str) -> str:
         if plain(engine) == plain(name):
             return engine
     raise UsageError(f"no engine {name!r}; {did_you_mean(name, ENGINES)}")
+
+
+def find_storage(name: str) -> str:
+    """The replay storage's own spelling of `name`."""
+    for storage in STORAGES:
+        if plain(storage) == plain(name):
+            return storage
+    raise UsageError(f"no replay storage {name!r}; {did_you_mean(name, STORAGES)}")
 
 
 # ---- looking into files

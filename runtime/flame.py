@@ -23,10 +23,11 @@ from typing import Any
 import cloudpickle
 
 from fdg.errors import RunError, UsageError, WorkerLost, is_users
+from fdg.runtime.flame_cache import CacheLost, delete, elsewhere, first_line, objects
 from fdg.runtime.flame_cluster import LIMIT, pointed
 from fdg.runtime.flame_fork import FOLDER
 from fdg.runtime.flame_service import PING, lost_worker
-from fdg.runtime.flame_worker import CacheArena, CacheLibrary, CacheLost, first_line, packed, unpacked
+from fdg.runtime.flame_worker import CacheArena, CacheLibrary, packed, unpacked
 from fdg.runtime.forkserver import THREADS
 from fdg.runtime.parts import prepare_to_send
 from fdg.runtime.process import DRIVER, Processes
@@ -77,10 +78,10 @@ class Cluster:
 
     def _register(self) -> None:
         import flamepy
-        from flamepy.core import cache, client
+        from flamepy.core import client
 
         client.ConnectionInstance._connection = client.ConnectionInstance._context = None  # of another cluster, before
-        cache._context_cache = None
+        elsewhere()
         flamepy.register_application(
             self.name,
             flamepy.ApplicationAttributes(
@@ -193,10 +194,7 @@ class Cluster:
             end_session(session)
         with contextlib.suppress(Exception):
             self.connection.unregister_application(self.name)
-        from flamepy.core.cache import delete_objects
-
-        with contextlib.suppress(Exception):
-            delete_objects(f"{self.name}/*")
+        delete(f"{self.name}/*")
         self._stack.close()
 
 
@@ -358,10 +356,9 @@ class FlameRemote:
 
     def listen(self) -> None:
         """Look for a sign of life in the cache. Not on the driver's thread: the cache's client has no deadlines."""
-        from flamepy.core import ObjectRef, get_object
-
+        cache = objects()
         with contextlib.suppress(Exception):
-            beat = get_object(ObjectRef(*self.pulse, 0))
+            beat = cache.get_object(cache.ObjectRef(*self.pulse, 0))
             if beat != self.beat:
                 self.beat, self.heard = beat, time.monotonic()
 
@@ -393,11 +390,9 @@ class Flame(Processes):
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[Cluster]:
-        from flamepy.core import cache
-
         cluster = _kept[0] if _kept else Cluster()
         try:
-            cache._context_cache = None  # another cluster may have been used in between
+            elsewhere()
             self.cluster, self.arena.prefix = cluster, f"{cluster.name}/driver"
             yield cluster
         finally:

@@ -11,13 +11,12 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from fdg.errors import RunError
+from fdg.runtime.flame_cache import cache_errors, delete, forget, objects
 from fdg.runtime.flame_service import LOST, receive, send
 from fdg.runtime.forkserver import die_with_parent
 from fdg.runtime.shared import Slot, _padded, _room
@@ -30,31 +29,6 @@ BEAT = 2.0
 """Seconds between two signs of life."""
 
 
-class CacheLost(RunError):
-    """The object cache does not answer, or has lost an object."""
-
-
-@contextlib.contextmanager
-def cache_errors(doing: str) -> Iterator[None]:
-    """Say of a failure in the object cache what it means."""
-    try:
-        yield
-    except KeyError as error:
-        raise CacheLost(
-            f"Flame's object cache has lost an object ({doing}: {first_line(error)}). Was it started anew without storage, "
-            "or is its max_memory too small for what a run keeps in it?"
-        ) from None
-    except Exception as error:
-        raise CacheLost(
-            f"Flame's object cache does not answer ({doing}: {first_line(error)}). Start flame-object-cache again, or a new "
-            "cluster (fdg flame down, fdg flame up)"
-        ) from None
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
-
-
 class CacheArena:
     """What one process puts into the object cache for others to read."""
 
@@ -63,8 +37,6 @@ class CacheArena:
         self.keys: set[str] = set()
 
     def put(self, message: Message) -> Slot:
-        from flamepy.core import put_object
-
         sizes = (len(message.head), *(buffer.nbytes for buffer in message.buffers))
         whole = np.zeros(_room(sizes), np.uint8)
         at = 0
@@ -72,34 +44,27 @@ class CacheArena:
             whole[at : at + size] = np.frombuffer(part, np.uint8)  # type: ignore[call-overload]
             at += _padded(size)
         with cache_errors(f"put {whole.nbytes} bytes"):
-            ref = put_object(self.prefix, whole)
+            ref = objects().put_object(self.prefix, whole)
         self.keys.add(ref.key)
         return Slot(self.owner, (ref.endpoint, ref.key, ref.version), 0, sizes)
 
     def free(self, slot: Slot) -> None:
-        self._delete(slot.segment[1])
-
-    def _delete(self, key: str) -> None:
-        from flamepy.core.cache import delete_objects
-
-        self.keys.discard(key)
-        with contextlib.suppress(Exception):  # gone is gone
-            delete_objects(key)
+        self.keys.discard(slot.segment[1])
+        delete(slot.segment[1])
 
     def close(self) -> None:
-        for key in list(self.keys):
-            self._delete(key)
+        while self.keys and delete(self.keys.pop()):
+            pass  # a cache that does not answer will not for the next one either
 
 
 class CacheLibrary:
     """What other processes have put into the object cache."""
 
     def read(self, slot: Slot, *, copy: bool = True) -> Any:
-        from flamepy.core import ObjectRef, get_object
-
+        cache = objects()
         endpoint, key, version = slot.segment
         with cache_errors(f"get {key}"):
-            whole = get_object(ObjectRef(endpoint, key, version))
+            whole = cache.get_object(cache.ObjectRef(endpoint, key, version))
         forget(key)
         view, at, found = memoryview(whole).cast("B"), 0, []
         for size in slot.sizes:
@@ -109,15 +74,6 @@ class CacheLibrary:
 
     def close(self) -> None:
         pass
-
-
-def forget(key: str) -> None:
-    """Drop an object from the client's own cache, which would keep a thousand of them, whatever their size."""
-    from flamepy.core import cache
-
-    with contextlib.suppress(Exception):
-        for known in [known for known in cache._object_cache if known[1] == key]:
-            cache._object_cache.pop(known, None)
 
 
 class CacheBoard:
@@ -182,20 +138,16 @@ class Service:
 
     def _beat(self) -> None:
         """Show signs of life."""
-        from flamepy.core import update_object
-
         while True:
             time.sleep(BEAT)
             with contextlib.suppress(Exception):
-                update_object(self.pulse, time.time())
+                objects().update_object(self.pulse, time.time())
 
     def hello(self, number: int) -> tuple[int, tuple[str, str]]:
         """Become the worker of that number; what was another run's worker before begins anew."""
-        from flamepy.core import put_object
-
         if self.pulse is None:
             with cache_errors("put a pulse"):
-                self.pulse = put_object(self.prefix, time.time())
+                self.pulse = objects().put_object(self.prefix, time.time())
             threading.Thread(target=self._beat, daemon=True).start()
         if self.worker is not None:
             self.worker.arena.close()

@@ -23,7 +23,7 @@ strided and contiguous tensors in different orders: a batch copied on its way wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fdg.errors import CheckpointError, RunError, UsageError
-from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Column, Key, Rows, Table, build, leaves
+from fdg.runtime.rows import INDEX, MASS, WEIGHTS, Key, Rows, Table, build, leaves
 from fdg.runtime.sumtree import SumTree
 
 PRIORITY = "td_error"
@@ -62,12 +62,20 @@ class Shard:
     """The owner of some lanes: stores their rows and, prioritized, their masses.
 
     `lanes` is `range(k, actors, K)` for shard k of K, `capacity` the rows that each lane keeps. `fresh` is the mass of
-    rows inserted before any update.
+    rows inserted before any update. `table` makes the memory for so many rows: this process's, or another.
     """
 
-    def __init__(self, lanes: range, capacity: int, *, prioritized: bool = False, fresh: float = 1.0) -> None:
+    def __init__(
+        self,
+        lanes: range,
+        capacity: int,
+        *,
+        prioritized: bool = False,
+        fresh: float = 1.0,
+        table: Callable[[int], Table] = Table,
+    ) -> None:
         self.lanes, self.capacity, self.fresh = lanes, capacity, fresh
-        self.table = Table(len(lanes) * capacity)
+        self.table = table(len(lanes) * capacity)
         self.written = np.zeros(len(lanes), np.int64)  # rows ever inserted: the next sequence
         self.cleared = np.zeros(len(lanes), np.int64)  # the first sequence after the last clear()
         self.dropped = 0
@@ -152,7 +160,7 @@ class Shard:
             parts = []
             for start, stop in _turns(first, written, self.capacity):
                 at = home * self.capacity + start % self.capacity
-                arrays = [column.array[at : at + stop - start] for column in self.table.columns]
+                arrays = self.table.part(at, stop - start)
                 parts.append([array.copy() for array in arrays] if copy else arrays)
             slots = np.arange(first, written) % self.capacity
             masses = None if tree is None else tree.get(np.full(len(slots), home), slots)
@@ -173,10 +181,7 @@ class Shard:
                 f"the checkpoint has the replay lanes {_lanes(state['lanes'])}, not {_lanes(self.lanes)}"
             )
         self.fresh, self.dropped = state["fresh"], state["dropped"]
-        self.table = Table(self.table.rows)
-        self.table.columns = [
-            Column.empty(key, shape, dtype, self.table.rows) for key, shape, dtype, _ in state["columns"]
-        ]
+        self.table.restart((key, shape, dtype) for key, shape, dtype, _ in state["columns"])
         for home, lane in enumerate(self.lanes):
             saved = state["lanes"][lane]
             self.written[home], self.cleared[home] = saved["written"], saved["cleared"]
@@ -499,6 +504,8 @@ class ReplayBuffer:
         self.prioritized, self.alpha, self.beta, self.eps = prioritized, alpha, beta, eps
         self.dropped = 0
         """Priority updates for rows that were evicted before they came."""
+        self.table: Callable[[int], Table] = Table
+        """Makes the memory of a shard, for so many rows; the runtime may want them elsewhere."""
         self._router: Router | None = None
         self._shards: list[Shard] = []
 
@@ -527,7 +534,7 @@ class ReplayBuffer:
         """Shard `index` of so many, with the lanes index, index + shards, …"""
         router = self.router(actors, shards)
         lanes = range(index, actors, shards)
-        return Shard(lanes, router.capacity, prioritized=self.prioritized, fresh=router.fresh)
+        return Shard(lanes, router.capacity, prioritized=self.prioritized, fresh=router.fresh, table=self.table)
 
     # everything in one place
 

@@ -96,6 +96,18 @@ class Table:
         for column, value in zip(self.columns, values, strict=True):
             column.array[at:end] = value[start:stop]
 
+    def part(self, at: int, count: int) -> list[np.ndarray]:
+        """So many rows from `at` on, as an array per column; they may be the table's own memory."""
+        return [column.array[at : at + count] for column in self.columns]
+
+    def restart(self, columns: Iterable[tuple[Key, tuple[int, ...], torch.dtype]]) -> None:
+        """Forget all rows; the next ones have these columns."""
+        self.columns = [self._column(*column) for column in columns]
+        self._expected.clear()
+
+    def _column(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Column:
+        return Column.empty(key, shape, dtype, self.rows)
+
     def take(self, rows: np.ndarray) -> list[tuple[Key, Tensor]]:
         """The given rows in fresh memory."""
         return [(column.key, column.tensor(column.array.take(rows, axis=0))) for column in self.columns]
@@ -116,7 +128,7 @@ class Table:
                     f"write td.exclude({_say(key)}) before the insert, or rename it"
                 )
             value = found[key]
-            columns.append(Column.empty(key, value.shape[batch_dims:], value.dtype, self.rows))
+            columns.append(self._column(key, tuple(value.shape[batch_dims:]), value.dtype))
         if not columns:
             raise UsageError("rows without any tensor cannot be inserted: got an empty TensorDict")
         self.columns = columns

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fdg.config import Config, make_config
 from fdg.errors import CompileError, UsageError, WorkerLost
 from fdg.graph import Graph
 from fdg.msrl import MSRL
-from fdg.registry import find_engine, find_policy
+from fdg.registry import find_engine, find_policy, find_storage
 from fdg.runtime import recovery
 from fdg.runtime import trace as tracing
 from fdg.runtime.backends import resolve_env
@@ -31,6 +32,7 @@ from fdg.runtime.inprocess import InProcess
 from fdg.runtime.load import load_class
 from fdg.runtime.parts import Parts, actor_environment
 from fdg.runtime.progress import Progress
+from fdg.runtime.rows import Table
 from fdg.runtime.session import Session
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
@@ -72,6 +74,8 @@ class Options:
     """Seconds without a sign of life after which a worker counts as lost."""
     fuse: bool = False
     """Whether the actors of one worker act in one batch: quicker, and the one thing here that changes numbers."""
+    replay_storage: str = "memory"
+    """Where replay rows are: in the memory of the process that has their shard, or in Flame's object cache."""
 
 
 def launch(
@@ -94,6 +98,7 @@ def launch(
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
     fuse: bool = False,
+    replay_storage: str = "memory",
     trace: str | os.PathLike[str] | None = None,
     tuned: bool = True,
     **overrides: Any,
@@ -108,7 +113,8 @@ def launch(
     `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
     `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
     allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
-    that). `trace` is a file, or a folder, for a trace of the run that Perfetto and chrome://tracing show.
+    that). `replay_storage` is "memory", or "flame": rows of the replay buffer lie in Flame's object cache. `trace` is a file, or a
+    folder, for a trace of the run that Perfetto and chrome://tracing show.
 
     Keyword arguments that are not launch options override fields of the config. Without a config, the other fields of a
     bundled algorithm are as `fdg.tuned` has them for the environment, unless `tuned` is False.
@@ -120,6 +126,7 @@ def launch(
             f"{what}; the engine 'inprocess' has one process and asks for one sample at a time: leave it out, or choose "
             "--engine process"
         )
+    replay_storage = find_storage(replay_storage)
     session = Session(checkpoint_every, folder, notice or say)
     if resume is not None:
         session.open(resume, trainer_class)
@@ -135,7 +142,18 @@ def launch(
         config = make_config(trainer_class.config_class(), {**base, **overrides})
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
-    options = Options(engine, workers, sample_parallelism, sample_work, eval_episodes, threads, passes, deadline, fuse)
+    options = Options(
+        engine,
+        workers,
+        sample_parallelism,
+        sample_work,
+        eval_episodes,
+        threads,
+        passes,
+        deadline,
+        fuse,
+        replay_storage,
+    )
     if trace is not None:
         tracing.begin()
     before = torch.get_num_threads()
@@ -143,14 +161,15 @@ def launch(
     try:
         while True:
             run = None
-            try:
-                run = Run(trainer_class, config, chosen, tuple(observers), options, session)
-                return run.go(graph)
-            except WorkerLost as error:
-                session.lost(error)
-            finally:
-                if run is not None:
-                    run.close()
+            with tables(options) as table:
+                try:
+                    run = Run(trainer_class, config, chosen, tuple(observers), options, session, table)
+                    return run.go(graph)
+                except WorkerLost as error:
+                    session.lost(error)
+                finally:
+                    if run is not None:
+                        run.close()
     finally:
         torch.set_num_threads(before)
         if trace is not None:
@@ -163,6 +182,15 @@ def tuned_settings(trainer_class: type[Trainer], overrides: dict[str, Any]) -> d
         return {}
     env = overrides.get("env", trainer_class.config_class().env)
     return settings_for(algorithm, resolve_env(env))
+
+
+def tables(options: Options) -> AbstractContextManager[Callable[[int], Table]]:
+    """What makes the memory of replay shards, for the time of one attempt at a run."""
+    if options.replay_storage == "memory":
+        return nullcontext(Table)
+    from fdg.runtime.flame_storage import replay_tables
+
+    return replay_tables(options.engine)
 
 
 def say(text: str) -> None:
@@ -180,6 +208,7 @@ class Run:
         observers: Sequence[Any],
         options: Options,
         session: Session,
+        table: Callable[[int], Table],
     ) -> None:
         self.trainer_class, self.config, self.policy, self.options = trainer_class, config, policy, options
         self.session = session
@@ -195,7 +224,8 @@ class Run:
             self.trainer = trainer_class(config)
             self.agent, self.buffer = build_parts(self.trainer, self.spec)
         if self.buffer is not None:
-            Needs.of(self.buffer, self.spec, config.actors, engine=options.engine).check()
+            self.needs([]).check()
+            self.buffer.table = table
             self.buffer.open(
                 config.actors, config.replay_shards if policy.per(policy.fragment_of("buffer")) == "shard" else 1
             )
@@ -341,6 +371,7 @@ class Run:
             "engine": self.options.engine,
             "actors": self.config.actors,
             "replay_shards": self.config.replay_shards,
+            "replay_storage": self.options.replay_storage,
             "seed": self.config.seed,
             "threads": torch.get_num_threads(),
             "fused": bool(coordinator and graph and any(part.fused for part in graph.fragments.values())),
@@ -376,9 +407,13 @@ class Run:
 
         return Flame(parts, self.options)
 
+    def needs(self, workers: list[str]) -> Needs:
+        options = self.options
+        return Needs.of(self.buffer, self.spec, self.config.actors, workers, options.engine, options.replay_storage)
+
     def tell_needs(self, workers: list[str]) -> None:
         """Check what the run needs, and tell those who want to know."""
-        needs = Needs.of(self.buffer, self.spec, self.config.actors, workers, self.options.engine)
+        needs = self.needs(workers)
         needs.check()
         if not self.session.started:
             for observer in self.observers:

@@ -14,6 +14,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from fdg.errors import RunError
 from fdg.runtime import flame_storage
+from fdg.runtime.flame_cache import elsewhere, objects
 from fdg.runtime.flame_cluster import Loopback, loopback
 from fdg.runtime.flame_storage import FlameStorage
 
@@ -22,10 +23,8 @@ pytestmark = pytest.mark.flame
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Loopback]:
-    from flamepy.core import cache
-
     with loopback() as cluster:
-        cache._context_cache = None  # of another cluster, before
+        elsewhere()
         yield cluster
 
 
@@ -41,7 +40,8 @@ def equal(a: TensorDict, b: TensorDict) -> bool:
 def test_a_torchrl_buffer_gives_the_same_batches(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrapped around several times, in pieces of any size, with blocks that are not all here."""
     monkeypatch.setattr(flame_storage, "MERGE", 5)
-    storage = FlameStorage(100, block_rows=16, blocks_here=2)
+    monkeypatch.setattr(flame_storage, "PATCH_ROWS", 3)
+    storage = FlameStorage(100, block_rows=16, here_bytes=700)
     mine, other = (
         ReplayBuffer(storage=storage, collate_fn=lambda rows: rows, batch_size=32),
         ReplayBuffer(storage=LazyTensorStorage(100), batch_size=32),
@@ -63,14 +63,16 @@ def test_a_torchrl_buffer_gives_the_same_batches(cluster: Loopback, monkeypatch:
     storage.close()
 
 
-def test_blocks_are_merged_long_before_flames_limit(cluster: Loopback) -> None:
-    """More single rows into one block than Flame takes patches."""
+def test_blocks_are_merged_long_before_flames_limit(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More patches of one block than Flame takes."""
+    monkeypatch.setattr(flame_storage, "PATCH_ROWS", 1)
     storage = FlameStorage(8, block_rows=8)
     most = 0
     for number in range(1100):
         storage.set(number % 8, rows(1, number)[0])
-        most = max(most, max(storage._patches.values()))
+        most = max(most, max(storage.blocks._patches.values()))
     assert most == flame_storage.MERGE < 500
+    storage.blocks._here.clear()
     assert storage.get(slice(None))["x"].tolist() == list(range(1096, 1100)) + list(range(1092, 1096))
     storage.close()
 
@@ -85,18 +87,18 @@ def test_a_state_goes_on_elsewhere(cluster: Loopback) -> None:
     second.close()
 
 
-def test_lost_rows_are_an_error(cluster: Loopback) -> None:
+def test_lost_rows_are_an_error(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the cache has evicted, patches that it has lost, a cache that is gone."""
-    from flamepy.core.cache import delete_objects, update_object
-
-    storage = FlameStorage(64, block_rows=16, blocks_here=1)
+    monkeypatch.setattr(flame_storage, "PATCH_ROWS", 1)
+    storage = FlameStorage(64, block_rows=16, here_bytes=1)
     storage.set(range(64), rows(64))
     storage.set([0, 1], rows(2, 500))
-    data = flame_storage.as_bytes(rows(16))
-    update_object(storage._refs[0], data)
+    storage.get([63])
+    refs = storage.blocks._refs
+    objects().update_object(refs[0], b"another")
     with pytest.raises(RunError, match=r"block 0.*has 0 of 1 patches"):
         storage.get([0])
-    delete_objects(storage._refs[1].key)
+    objects().delete_objects(refs[1].key)
     with pytest.raises(RunError, match=r"lost an object.*block 1.*max_memory"):
         storage.get([20])
     with pytest.raises(RunError, match="block 1"):
