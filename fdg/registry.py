@@ -103,20 +103,35 @@ class Target(Source):
         wanted = [annotation_of(classes[self.class_name], "config")]
         while wanted[-1] in classes:
             wanted += base_names(classes[wanted[-1]])
-        if not self.module or wanted[-1] != "Config":
+        base = light_base(tree, wanted[-1])
+        if not self.module or base is None:
             return None
         light = ("__future__", "dataclasses", "typing")
         body: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in light]
-        body += ast.parse("from fdg import Config, UsageError").body
+        body += ast.parse("from fdg import UsageError").body
         body += [node for name, node in classes.items() if name in wanted]
         module = ModuleType(f"{self.module} (config)")
         module.__file__ = self.file
+        setattr(module, wanted[-1], base)
         sys.modules[module.__name__] = module  # where `inspect` finds the source, and so the fields' help
         try:
             exec(compile(ast.Module(body, []), self.file, "exec"), vars(module))
         except NameError:  # it uses something else of its file
             return None
         return getattr(module, wanted[0])
+
+
+def light_base(tree: ast.Module, name: str) -> type[Config] | None:
+    """What a config in a bundled file extends: `Config`, or that of another bundled algorithm."""
+    if name == "Config":
+        return importlib.import_module("fdg").Config
+    modules = [
+        node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]
+    ]
+    found = [target.light_config() for target in algorithms() if target.module in modules]
+    return next((config for config in found if config is not None and config.__name__ == name), None)
 
 
 def no_train(file: str, class_name: str) -> UsageError:
