@@ -8,7 +8,7 @@ TYPES := build/types
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-slow test-matrix check format docs bench clean
+.PHONY: help env run test test-slow test-matrix check format docs bench learning clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -56,6 +56,9 @@ docs: env  ## write what commands print, as the pages show it, anew
 
 bench: env  ## every benchmark; the numbers are of this machine
 	@for file in benchmarks/*.py; do test -f "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+learning: env  ## what the algorithms learn, beside Stable-Baselines3: hours; stores each run, goes on where it stopped
+	$(BIN)/python benchmarks/learning
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

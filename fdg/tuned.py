@@ -4,7 +4,7 @@ They stand below what the user gives and above the defaults of the class: `fdg t
 settings below, but for the step size. A run says which it took and records them with the rest of its config;
 `--no-tuned`, and `launch(…, tuned=False)`, leave them out.
 
-`benchmarks/learning.py` shows what they reach.
+`benchmarks/learning` shows what they reach.
 """
 
 from __future__ import annotations

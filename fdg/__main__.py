@@ -1,0 +1,5 @@
+"""`python -m fdg` is `fdg`."""
+
+from fdg.cli import main
+
+main()
