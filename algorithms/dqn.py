@@ -1,14 +1,14 @@
-"""DQN: Q-learning from replay with a target network (Mnih et al., 2015)."""
+"""DQN: Q-learning from replay with a target network (Mnih et al., 2015); double, n-step and prioritized as options."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.modules import MLP, QValueActor
-from torchrl.objectives import DQNLoss, SoftUpdate
+from torchrl.modules import MLP
 
 from fdg import Actor, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, step_mdp
 
@@ -47,6 +47,10 @@ class DQNConfig(Config):
     """Chance of a random action in the end."""
     exploration_fraction: float = 0.1
     """Part of the iterations over which epsilon falls from start to end."""
+    double: bool = False
+    """Let the network choose the action that the target network values (van Hasselt et al., 2016)."""
+    n_step: int = 1
+    """Steps whose rewards are added up before the target network's value (Sutton, 1988)."""
     prioritized: bool = False
     """Draw rows in proportion to their temporal-difference error (Schaul et al., 2016)."""
     alpha: float = 0.6
@@ -56,7 +60,7 @@ class DQNConfig(Config):
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "steps", "updates", "buffer_size", "batch_size", "hidden_dim")
+        self.at_least(1, "steps", "updates", "buffer_size", "batch_size", "hidden_dim", "n_step")
         self.at_least(0, "learning_starts", "lr", "max_grad_norm", "alpha", "beta")
         self.between(0, 1, "gamma", "tau", "epsilon_start", "epsilon_end", "exploration_fraction")
         if self.learning_starts > self.buffer_size:
@@ -88,23 +92,42 @@ class QLearner(Learner):
 
     def __init__(self, network: nn.Module, config: DQNConfig) -> None:
         self.config, self.network, self.updates = config, network, 0
-        values = QValueActor(network, in_keys=["observation"], action_space="categorical")
-        # The squared error: a clipped one hardly notices that an episode ended, so that values grow without bound.
-        self.loss = DQNLoss(values, loss_function="l2", delay_value=True, action_space="categorical")
-        self.loss.make_value_estimator(gamma=config.gamma)
-        self.target = SoftUpdate(self.loss, tau=config.tau)
+        self.target = deepcopy(network).requires_grad_(False)
         self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, fused=True)
 
     def learn(self, batch: TensorDict) -> torch.Tensor:
-        loss = self.loss(batch)["loss"]
+        loss = self.loss(batch)
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         self.optimizer.param_groups[0]["lr"] = self.lr()
         self.optimizer.step()
-        self.target.step()
+        with torch.no_grad():
+            torch._foreach_lerp_([*self.target.parameters()], [*self.network.parameters()], self.config.tau)
         self.updates += 1
         return loss
+
+    def loss(self, batch: TensorDict) -> torch.Tensor:
+        """The squared error: a clipped one hardly notices that an episode ended, so that values grow without bound."""
+        value = self.network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1))
+        error = value - self.target_value(batch)
+        weight = batch.get("priority_weight", None)
+        if weight is None:
+            return error.square().mean()
+        batch["td_error"] = error.detach().abs()
+        return (weight.unsqueeze(-1) * error.square()).mean()
+
+    @torch.no_grad()
+    def target_value(self, batch: TensorDict) -> torch.Tensor:
+        """Reward and the discounted value of what follows: nothing where the episode terminated."""
+        following = batch["next", "observation"]
+        values = self.target(following)
+        if self.config.double:
+            value = values.gather(-1, self.network(following).argmax(-1, keepdim=True))
+        else:
+            value = values.amax(-1, keepdim=True)
+        discount = self.config.gamma ** batch.get("steps_to_next_obs", 1)
+        return batch["next", "reward"] + discount * value * ~batch["next", "terminated"]
 
     def lr(self) -> float:
         """Falls linearly to 0 over the whole of training."""
@@ -123,7 +146,14 @@ class DQN(Trainer):
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
         config = self.config
-        return ReplayBuffer(config.buffer_size, prioritized=config.prioritized, alpha=config.alpha, beta=config.beta)
+        return ReplayBuffer(
+            config.buffer_size,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            prioritized=config.prioritized,
+            alpha=config.alpha,
+            beta=config.beta,
+        )
 
     def epsilon(self, i: int) -> float:
         """Falls linearly from start to end, then stays."""

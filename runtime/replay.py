@@ -37,6 +37,8 @@ from fdg.runtime.sumtree import SumTree
 
 PRIORITY = "td_error"
 """The key under which TorchRL's losses leave the priorities of a batch."""
+STEPS = "steps_to_next_obs"
+"""The key of how many steps lie between a row and its `next`; TorchRL's losses discount by it."""
 
 
 # --- the parts that distribute ----------------------------------------------------------------------------------------
@@ -62,7 +64,8 @@ class Shard:
     """The owner of some lanes: stores their rows and, prioritized, their masses.
 
     `lanes` is `range(k, actors, K)` for shard k of K, `capacity` the rows that each lane keeps. `fresh` is the mass of
-    rows inserted before any update. `table` makes the memory for so many rows: this process's, or another.
+    rows inserted before any update. `n_step` and `gamma` as in `ReplayBuffer`. `table` makes the memory for so many rows:
+    this process's, or another.
     """
 
     def __init__(
@@ -72,9 +75,13 @@ class Shard:
         *,
         prioritized: bool = False,
         fresh: float = 1.0,
+        n_step: int = 1,
+        gamma: float = 1.0,
         table: Callable[[int], Table] = Table,
     ) -> None:
         self.lanes, self.capacity, self.fresh = lanes, capacity, fresh
+        self.n_step, self.gamma = n_step, gamma
+        self.width = 0  # environments of an actor: so many rows on, the same environment's next step is found
         self.table = table(len(lanes) * capacity)
         self.written = np.zeros(len(lanes), np.int64)  # rows ever inserted: the next sequence
         self.cleared = np.zeros(len(lanes), np.int64)  # the first sequence after the last clear()
@@ -91,6 +98,8 @@ class Shard:
         if not count:
             return 0
         values = self.table.values(td)
+        if self.n_step > 1:
+            self._expect_step(td.batch_size[-1])
         written, capacity = int(self.written[home]), self.capacity
         skip = max(count - capacity, 0)  # more rows than the lane keeps: the first ones would be overwritten at once
         slot = (written + skip) % capacity
@@ -119,8 +128,37 @@ class Shard:
         index = np.empty((len(home), 2), np.int64)
         index[:, 0], index[:, 1] = draw.lanes, sequences
         columns.append(((INDEX,), torch.from_numpy(index)))
-        columns += self.table.take(home * self.capacity + sequences % self.capacity)
+        if self.n_step > 1:
+            columns += self._ahead(home, sequences)
+        else:
+            columns += self.table.take(home * self.capacity + sequences % self.capacity)
         return build(columns, (len(home),))
+
+    def _ahead(self, home: np.ndarray, sequences: np.ndarray) -> list[tuple[Key, Tensor]]:
+        """Rows whose `next` is n steps on, with the discounted sum of the rewards up to there.
+
+        Fewer steps where the episode ends before (by whatever flag), or where no later step is there yet. That a row
+        goes on from another is seen by its observation: after an `env_reset` in the middle of an episode it does not.
+        """
+        count, written = len(home), self.written[home]
+        later = [sequences + ahead * self.width for ahead in range(self.n_step)]
+        there = [sequences, *(np.where(which < written, which, sequences) for which in later[1:])]
+        rows = dict(self.table.take(np.concatenate([home * self.capacity + which % self.capacity for which in there])))
+        done, rewards = (rows["next", key].numpy().reshape(self.n_step, count) for key in ("done", "reward"))
+        starts, ends = (
+            rows[key].numpy().reshape(self.n_step, count, -1) for key in (("observation",), ("next", "observation"))
+        )
+        goes_on, steps, reward = np.ones(count, np.bool_), np.ones(count, np.int64), rewards[0]
+        for ahead in range(1, self.n_step):
+            goes_on &= ~done[ahead - 1] & (later[ahead] < written) & (starts[ahead] == ends[ahead - 1]).all(1)
+            reward = np.where(goes_on, reward + rewards.dtype.type(self.gamma**ahead) * rewards[ahead], reward)
+            steps += goes_on
+        first = torch.arange(count)
+        last = first + count * torch.from_numpy(steps - 1)
+        found = {key: value.index_select(0, last if key[0] == "next" else first) for key, value in rows.items()}
+        found["next", "reward"] = torch.from_numpy(reward[:, None])
+        found[STEPS,] = torch.from_numpy(steps[:, None])
+        return list(found.items())
 
     def masses(self) -> np.ndarray:
         """The sum of the masses of each lane's rows, in the order of `lanes`."""
@@ -167,6 +205,7 @@ class Shard:
             lanes[lane] = {"written": written, "cleared": int(self.cleared[home]), "rows": parts, "masses": masses}
         columns = [column[:-1] for column in self.table.columns]
         own = {"capacity": self.capacity, "prioritized": tree is not None, "fresh": self.fresh, "dropped": self.dropped}
+        own["width"] = self.width
         return {**own, "columns": columns, "lanes": lanes}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -180,7 +219,7 @@ class Shard:
             raise CheckpointError(
                 f"the checkpoint has the replay lanes {_lanes(state['lanes'])}, not {_lanes(self.lanes)}"
             )
-        self.fresh, self.dropped = state["fresh"], state["dropped"]
+        self.fresh, self.dropped, self.width = state["fresh"], state["dropped"], state["width"]
         self.table.restart((key, shape, dtype) for key, shape, dtype, _ in state["columns"])
         for home, lane in enumerate(self.lanes):
             saved = state["lanes"][lane]
@@ -225,6 +264,19 @@ class Shard:
             held = f"holds the sequences {low} to {high - 1}" if high > low else "is empty"
             raise RunError(
                 f"replay row (lane {lanes[at]}, sequence {sequences[at]}) is not in the buffer: that lane {held}"
+            )
+
+    def _expect_step(self, width: int) -> None:
+        """n-step returns: refuse rows in which the next step of an environment is not found by counting."""
+        keys = {column.key for column in self.table.columns}
+        for key in (("observation",), ("next", "observation"), ("next", "reward"), ("next", "done")):
+            if key not in keys:
+                raise UsageError(f"n_step = {self.n_step} needs {key!r} in every row; insert what env_step returned")
+        self.width = self.width or width
+        if width != self.width:
+            raise UsageError(
+                f"n_step = {self.n_step} needs the rows of all environments in every insert, {self.width} a step as in the "
+                f"first one; got {width}"
             )
 
     def _find(self, home: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -485,6 +537,11 @@ class ReplayBuffer:
     (priority + eps) ** alpha; beta is the exponent of the importance weights, which a batch has as "priority_weight",
     where TorchRL's losses look for them (and as "_weight", TorchRL's older name).
 
+    With `n_step` > 1 a drawn row's `next` is so many steps on, its reward the sum of those steps' rewards, discounted by
+    `gamma`; "steps_to_next_obs" says how many steps they are: fewer where the episode ends before, or where no later step
+    is there yet. Discount what follows by gamma ** steps_to_next_obs, as TorchRL's losses do. Every insert must hold the
+    rows of all environments, as `env_step` returns them.
+
     >>> buffer = ReplayBuffer(1000)
     >>> buffer.insert(0, TensorDict({"observation": torch.zeros(16, 4)}, batch_size=[16]))
     16
@@ -494,14 +551,27 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, capacity: int, *, prioritized: bool = False, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-6
+        self,
+        capacity: int,
+        *,
+        prioritized: bool = False,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+        n_step: int = 1,
+        gamma: float | None = None,
     ) -> None:
         if not isinstance(capacity, int) or capacity < 1:
             raise UsageError(f"a replay buffer's capacity is a number of rows >= 1, got {capacity!r}")
         if not (alpha >= 0 and beta >= 0 and eps > 0):
             raise UsageError(f"prioritized replay needs alpha >= 0, beta >= 0, eps > 0; got {alpha=}, {beta=}, {eps=}")
+        if not isinstance(n_step, int) or n_step < 1 or (n_step > 1 and gamma is None):
+            raise UsageError(
+                f"n_step is a number >= 1 and needs a discount; got {n_step=}, {gamma=}: write gamma=0.99, say"
+            )
         self.capacity = capacity
         self.prioritized, self.alpha, self.beta, self.eps = prioritized, alpha, beta, eps
+        self.n_step, self.gamma = n_step, gamma
         self.dropped = 0
         """Priority updates for rows that were evicted before they came."""
         self.table: Callable[[int], Table] = Table
@@ -534,7 +604,15 @@ class ReplayBuffer:
         """Shard `index` of so many, with the lanes index, index + shards, …"""
         router = self.router(actors, shards)
         lanes = range(index, actors, shards)
-        return Shard(lanes, router.capacity, prioritized=self.prioritized, fresh=router.fresh, table=self.table)
+        return Shard(
+            lanes,
+            router.capacity,
+            prioritized=self.prioritized,
+            fresh=router.fresh,
+            n_step=self.n_step,
+            gamma=1.0 if self.gamma is None else self.gamma,
+            table=self.table,
+        )
 
     # everything in one place
 

@@ -125,8 +125,7 @@ def test_the_target_network_follows_by_tau(tau):
     agent = learner(tau=tau)
     before = [parameter.detach().clone() for parameter in agent.network.parameters()]
     agent.learn(transitions())
-    targets = agent.loss.target_value_network_params.values(True, True)
-    for old, new, target in zip(before, agent.network.parameters(), targets, strict=True):
+    for old, new, target in zip(before, agent.network.parameters(), agent.target.parameters(), strict=True):
         assert not torch.equal(old, new)
         assert torch.allclose(target, old + tau * (new - old), atol=1e-6)
 

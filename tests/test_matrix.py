@@ -23,7 +23,7 @@ SMALL = dict(iterations=3, steps=3, updates=2, batch_size=16, learning_starts=8,
 ROLLOUT = dict(iterations=2, steps=4, hidden_dim=16, envs=2, norm_obs=True, norm_reward=True)
 PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dqn": (DQN, SMALL),
-    "dqn-prioritized": (DQN, {**SMALL, "prioritized": True}),
+    "dqn-all-options": (DQN, {**SMALL, "prioritized": True, "double": True, "n_step": 3}),
     "reinforce": (REINFORCE, dict(iterations=2, episodes_per_iter=8, hidden_dim=16, envs=2, env="CartPole-v1")),
     "a2c": (A2C, ROLLOUT),
     "ppo": (PPO, {**ROLLOUT, "env": "Pendulum-v1", "update_epochs": 2, "num_minibatches": 2}),
