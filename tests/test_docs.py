@@ -151,6 +151,12 @@ def test_the_variant_of_dqn_trains_alike_under_every_policy(folder: Path) -> Non
     assert_policies_equal(trainer, POLICIES, actors=2, envs=2, iterations=4, learning_starts=8, batch_size=8, updates=2)
 
 
+def test_the_normalized_variant_trains_alike_under_every_policy(folder: Path) -> None:
+    write_files(ROOT / "docs" / "writing-algorithms.md", folder)
+    trainer = import_file(str(folder / "normalized.py")).Normalized
+    assert_policies_equal(trainer, (*POLICIES, "multi_learner"), actors=2, envs=2, iterations=3, steps=5)
+
+
 def test_the_own_policy_runs_the_example(folder: Path) -> None:
     write_files(ROOT / "docs" / "writing-algorithms.md", folder)
     policy = import_file(str(folder / "apart.py")).Apart

@@ -79,6 +79,17 @@ def test_several_learners_do_what_one_does(trainer, settings, workers, cheetah):
         assert left["values"] == pytest.approx(right["values"], rel=1e-3, abs=1e-4)
 
 
+@BOTH
+def test_a_resumed_run_goes_on_with_the_statistics(trainer, settings, tmp_path):
+    options = dict(settings, iterations=4, actors=2, **NORMALIZED)
+    whole = launch(trainer, **options)
+    launch(trainer, policy="single_learner_coarse", folder=tmp_path, checkpoint_every=2, **options)
+    first = next(iter(sorted((tmp_path / "checkpoints").iterdir())))
+    again = launch(trainer, resume=first, policy="single_learner_fine")
+    assert again.params_sha256 == whole.params_sha256
+    assert again.history[-1]["values"] == whole.history[-1]["values"]
+
+
 class Told(PPO):
     """Says in what order minibatches are made: the steps in them."""
 
