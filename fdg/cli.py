@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import signal
 import tempfile
@@ -72,6 +73,9 @@ class Commands(TyperGroup):
             ):  # a library on the way may have made another exception of it
                 typer.echo("interrupted", err=True)
                 raise typer.Exit(130) from None
+            if isinstance(error, BrokenPipeError) and not read(1):  # fdg list | head -1
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                raise typer.Exit(1) from None
             if isinstance(error, MemoryError):
                 error = UsageError(f"out of memory: {error}; use fewer --actors or --envs, or a smaller --buffer-size")
             if isinstance(error, FdgError):
@@ -716,6 +720,13 @@ def write(file: Path, text: str, quiet: bool = False) -> None:
         file.write_text(text)
     except OSError as error:
         raise RunError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def read(descriptor: int) -> bool:
+    """Whether somebody still reads what is written there."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def some(count: int, noun: str) -> str:

@@ -739,3 +739,15 @@ def test_two_runs_in_one_second_have_two_folders(tmp_path):
 def test_json_is_strict(tmp_path):
     write_json(tmp_path / "m.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
     assert json.loads((tmp_path / "m.json").read_text(), parse_constant=pytest.fail) == {"a": None, "b": [None, 1.5]}
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    listing = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fdg", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert listing.stdout is not None and listing.stderr is not None
+    assert listing.stdout.readline() == "algorithms\n"
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    listing.stderr.close()
+    listing.wait(60)
