@@ -12,6 +12,7 @@ for a row that did not end. So no row of an automatic reset exists, for an algor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -145,7 +146,7 @@ class Environment:
         self.frames += self.spec.num_envs
         self._returns += reward
         self._lengths += 1
-        self._restarted = bool(ended.any())
+        self._restarted = np.count_nonzero(ended) > 0
         if self._restarted:
             if cut is None:
                 self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
@@ -158,10 +159,10 @@ class Environment:
             "terminated": torch.from_numpy(terminated[:, None]),
             "truncated": torch.from_numpy(truncated[:, None]),
         }
-        written = td.get("next", None)  # what the actor wrote for the next step, such as a recurrent state
+        written = _entries(td).get("next")  # what the actor wrote for the next step, such as a recurrent state
         if written is not None:
             following = {**dict(written.items()), **following}
-        td.set("next", _tensordict(following, self._size))
+        _put(td, "next", _tensordict(following, self._size))
         return td
 
     def drain_episodes(self) -> list[tuple[float, int]]:
@@ -282,7 +283,9 @@ class Environment:
 
     def _discrete(self, given: np.ndarray) -> np.ndarray:
         rows, n, index = self.spec.num_envs, self._n, given
-        if given.shape == (rows, 1):
+        if given.shape == (rows,):
+            pass
+        elif given.shape == (rows, 1):
             index = given[:, 0]
         elif given.shape == (rows, n):
             if (np.count_nonzero(given, axis=1) != 1).any():
@@ -291,7 +294,7 @@ class Environment:
         if index.shape != (rows,) or index.dtype.kind not in "iu":
             raise UsageError(f"{_seen(given)}, {self.spec.id} takes integers [{rows}] or one-hot rows [{rows}, {n}]")
         index = index.astype(np.int64, copy=False)
-        if (index.view(np.uint64) >= n).any():  # seen as unsigned, a negative number is a huge one
+        if np.count_nonzero(index.view(np.uint64) >= n):  # seen as unsigned, a negative number is a huge one
             raise UsageError(f"env_step: actions {index.tolist()}, {self.spec.id} takes 0 to {n - 1}")
         return index + self._first_action if self._first_action else index
 
@@ -331,6 +334,19 @@ def _tensordict(source: dict[str, Any], like: TensorDictBase | torch.Size) -> Te
     return TensorDict._new_unsafe(source, batch_size=like.batch_size, names=names, device=like.device)
 
 
+def _entries(td: TensorDictBase) -> Mapping[str, Any]:
+    """The entries of a TensorDict, as it holds them: its own methods take a µs each."""
+    return td._tensordict if type(td) is TensorDict else dict(td.items())  # type: ignore[attr-defined]
+
+
+def _put(td: TensorDictBase, key: str, value: TensorDict) -> None:
+    """`td.set(key, value)`, without checks where nothing is left to check."""
+    if type(td) is TensorDict and not td.is_locked and td.device is None and td.names == value.names:
+        td._tensordict[key] = value  # type: ignore[attr-defined]
+    else:
+        td.set(key, value)
+
+
 def step_mdp(td: TensorDictBase) -> TensorDict:
     """The root of the following step, from what `env_step` returned.
 
@@ -340,15 +356,15 @@ def step_mdp(td: TensorDictBase) -> TensorDict:
     Raises:
         UsageError: `td` has no `next`.
     """
-    following = td.get("next", None)
+    following = _entries(td).get("next")
     if following is None:
         raise UsageError(f"step_mdp needs what env_step returned, td has no 'next' ({_keys(td)})")
     root: dict[str, Any] = {}
     for part in (td, following):
-        for key, value in part.items():
+        for key, value in _entries(part).items():
             if key in _NOT_CARRIED:
                 continue
-            if isinstance(value, torch.Tensor) or is_non_tensor(value):
+            if type(value) is torch.Tensor or isinstance(value, torch.Tensor) or is_non_tensor(value):
                 root[key] = value
             elif key in root:
                 root[key].update(value.copy())

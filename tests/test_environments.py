@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -16,7 +18,7 @@ from torchrl.envs.utils import step_mdp as torchrl_step_mdp
 from fdg.api import Actor
 from fdg.errors import RunError, UsageError
 from fdg.runtime import evaluation
-from fdg.runtime.backends import CartPoleRows
+from fdg.runtime.backends import CartPoleRows, make_rows
 from fdg.runtime.environments import Environment, EnvSpec, backend_for, begin_rows, make_env, resolve_env, step_mdp
 from fdg.runtime.evaluation import Evaluator, evaluate
 
@@ -288,6 +290,74 @@ def test_native_cartpole_leaves_no_row_waiting() -> None:
         assert (rows.vector.steps[ended] == 0).all() and (rows.vector.steps[~ended] > 0).all()
         assert (first[~ended] == final[~ended]).all() and (np.abs(first[ended]) <= 0.05).all()
         assert (first == rows.vector.state.T.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("envs", [1, 7, 64])
+def test_native_cartpole_moves_as_gymnasium_does(envs: int) -> None:
+    rows, theirs = CartPoleRows("CartPole-v1", envs), CartPoleRows("CartPole-v1", envs).vector
+    rows.reset([3])
+    theirs.reset(seed=3)
+    random, ends = np.random.default_rng(0), 0
+    for _ in range(200):
+        actions = np.where(random.random(envs) < 0.2, random.integers(0, 2, envs), theirs.state[2] > 0).astype(np.int64)
+        final, _, reward, terminated, truncated = rows.step(actions)
+        expected = theirs.step(actions)[:4]
+        ended = theirs.prev_done
+        for seen, wanted in zip((final, reward, terminated, truncated), expected, strict=True):
+            assert seen.dtype == wanted.dtype and seen.tobytes() == wanted.tobytes()
+        if ended.any():
+            ends += 1
+            theirs.state[:, ended] = theirs.np_random.uniform(theirs.low, theirs.high, (4, np.count_nonzero(ended)))
+            theirs.steps[ended], theirs.prev_done = 0, np.zeros_like(ended)
+        assert rows.vector.state.tobytes() == theirs.state.tobytes()
+    assert ends
+
+
+@pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 3)  # alone, then with helpers
+    assert backend_for(env_id) == "mujoco"
+    ours, theirs = (make_rows(env_id, 8, backend) for backend in ("mujoco", "sync"))
+    seeds = list(range(8))
+    assert (ours.reset(seeds) == theirs.reset(seeds)).all()
+    limits: Any = theirs.vector.envs[0], ours.vector.envs[0]  # type: ignore[attr-defined]
+    for limit in limits:
+        limit._max_episode_steps = 12
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        actions = random.uniform(-1, 1, (8, *(ours.action_space.shape or ()))).astype(np.float32)
+        for seen, wanted in zip(ours.step(actions), theirs.step(actions), strict=True):
+            assert seen.dtype == wanted.dtype and seen.tobytes() == wanted.tobytes()
+    assert len(ours._helpers) == cpus - 1  # type: ignore[attr-defined]
+    ours.close()
+    theirs.close()
+
+
+def test_an_error_in_a_helping_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 1)
+    rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
+    rows.reset(list(range(8)))
+    actions, main = np.zeros((8, 6), np.float32), threading.get_ident()
+    step, failed = rows._step, threading.Event()
+
+    def fails_elsewhere(*arguments: Any) -> None:
+        if threading.get_ident() != main:
+            failed.set()
+            raise RuntimeError("lost")
+        if rows._helpers:
+            failed.wait(30)
+        step(*arguments)
+
+    rows._step = fails_elsewhere
+    rows.step(actions)  # alone
+    with pytest.raises(RuntimeError, match="lost"):
+        rows.step(actions)
+    rows._step = step
+    rows.step(actions)
+    rows.close()
 
 
 def test_observations_are_contiguous() -> None:
