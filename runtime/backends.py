@@ -265,12 +265,13 @@ class CartPoleRows(_Readable):
     def __init__(self, env_id: str, num_envs: int) -> None:
         import gymnasium
 
-        vector = gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point")
-        self.vector: Any = vector.unwrapped
+        made = gymnasium.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point")
+        vector: Any = made.unwrapped
+        self.vector = vector
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
-        self._forces = np.array([-self.vector.force_mag, self.vector.force_mag])
-        self._limits = np.array([[self.vector.x_threshold], [self.vector.theta_threshold_radians]])
+        self._forces = np.array([-vector.force_mag, vector.force_mag])
+        self._limits = np.array([[vector.x_threshold], [vector.theta_threshold_radians]])
         self._ones, self._none = np.ones(num_envs, np.float32), np.zeros(num_envs, np.bool_)
 
     def _environments(self) -> list[Any]:

@@ -146,7 +146,7 @@ class Environment:
         self.frames += self.spec.num_envs
         self._returns += reward
         self._lengths += 1
-        self._restarted = np.count_nonzero(ended) > 0
+        self._restarted = bool(np.count_nonzero(ended))
         if self._restarted:
             if cut is None:
                 self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)

@@ -1,0 +1,113 @@
+"""Hot paths stay fast: each against a loop that does the same work by hand, in turns, in one process.
+
+CPU time of this thread, and the best of many short turns: what else the machine does hardly shows. Limits lie well above
+what is measured (in brackets) and below what a careless change costs. Whole programs beside others: benchmarks/peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import thread_time_ns
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from fdg import ReplayBuffer, step_mdp
+from fdg.runtime.backends import CartPoleRows, make_rows
+from fdg.runtime.environments import make_env
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def ratio(ours: Callable[[], Any], reference: Callable[[], Any], turns: int = 60, calls: int = 20) -> float:
+    """How many times as long as the reference: the best turn of each."""
+    best = {ours: float("inf"), reference: float("inf")}
+    for _ in range(turns):
+        for function in best:
+            start = thread_time_ns()
+            for _ in range(calls):
+                function()
+            best[function] = min(best[function], thread_time_ns() - start)
+    return best[ours] / best[reference]
+
+
+def rows(n: int) -> TensorDict:
+    flags = {key: torch.zeros(n, 1, dtype=torch.bool) for key in ("done", "terminated", "truncated")}
+    following = {"observation": torch.randn(n, 4), "reward": torch.ones(n, 1), **flags}
+    root = {"observation": torch.randn(n, 4), "action": torch.zeros(n, dtype=torch.int64), **flags}
+    return TensorDict({**root, "next": TensorDict(following, batch_size=[n])}, batch_size=[n])
+
+
+def test_a_step_costs_little_more_than_gymnasiums_own() -> None:
+    """Physics, checks, counters, TensorDicts and step_mdp of 16 CartPoles, against Gymnasium's `step` alone."""
+    env, theirs = make_env("CartPole-v1", 16, seed=1), CartPoleRows("CartPole-v1", 16).vector
+    actions = torch.tensor([0, 1] * 8)
+    td = env.reset()
+    theirs.reset(seed=1)
+
+    def ours() -> None:
+        nonlocal td
+        td["action"] = actions
+        td = step_mdp(env.step(td))
+
+    assert ratio(ours, lambda: theirs.step(actions.numpy())) < 2.0  # 1.5; once 2.3
+
+
+def test_an_insert_costs_little_more_than_writing_the_columns() -> None:
+    """16 rows into a buffer, against ten slice assignments and the tensors' arrays."""
+    buffer, td = ReplayBuffer(100_000), rows(16)
+    buffer.insert(0, td)
+    columns = [td[key] for key in td.keys(True, True)]
+    table = [np.empty((100_000, *column.shape[1:]), column.numpy().dtype) for column in columns]
+
+    def by_hand() -> None:
+        for array, column in zip(table, columns, strict=True):
+            array[16:32] = column.numpy()
+
+    assert ratio(lambda: buffer.insert(0, td), by_hand) < 3.5  # 2.1
+
+
+def test_a_sample_costs_little_more_than_taking_the_rows() -> None:
+    """256 of 100 000 rows, against ten gathers by hand."""
+    buffer = ReplayBuffer(100_000)
+    buffer.insert(0, rows(100_000))
+    columns = [column.array for column in buffer._shards[0].table.columns]
+
+    def by_hand() -> list[torch.Tensor]:
+        where = torch.randint(100_000, (256,)).numpy()
+        return [torch.from_numpy(column.take(where, axis=0)) for column in columns]
+
+    assert ratio(lambda: buffer.sample(256), by_hand) < 3.2  # 2.1
+
+
+def test_a_prioritized_sample_and_update_cost_a_few_uniform_samples() -> None:
+    uniform, prioritized = ReplayBuffer(100_000), ReplayBuffer(100_000, prioritized=True)
+    for buffer in (uniform, prioritized):
+        buffer.insert(0, rows(100_000))
+    priority = torch.rand(256)
+
+    def ours() -> None:
+        prioritized.update_priority(prioritized.sample(256), priority)
+
+    assert ratio(ours, lambda: uniform.sample(256)) < 11.0  # 5.3
+
+
+def test_mujoco_rows_are_faster_than_gymnasiums_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 HalfCheetahs on one CPU, against `env.step` of each."""
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 1)
+    ours, theirs = (make_rows("HalfCheetah-v5", 8, backend) for backend in ("mujoco", "sync"))
+    actions = np.zeros((8, 6), np.float32)
+    for side in (ours, theirs):
+        side.reset(list(range(8)))
+    assert ratio(lambda: ours.step(actions), lambda: theirs.step(actions), calls=4) < 0.97  # 0.8
+    ours.close()
+    theirs.close()
