@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from fdg import Actor, Agent, Config, EnvSpec, Learner, Normalizer, RewardScaler, Trainer, step_mdp
+from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, Normalizer, RewardScaler, Trainer, step_mdp
 
 
 @dataclass
@@ -153,11 +153,11 @@ class A2CLearner(Learner):
         self.config, self.policy, self.critic, self.updates = config, policy, critic, 0
         self.rewards = RewardScaler(config.gamma) if config.norm_reward else None
         trained = [*policy.parameters(), *critic.parameters()]
-        self.optimizer = torch.optim.Adam(trained, lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = Adam(trained, lr=config.lr, eps=1e-5, max_grad_norm=config.max_grad_norm)
 
     def learn(self, rollout: TensorDict) -> dict[str, torch.Tensor]:
         batch = self.prepare(rollout)
-        losses = self.step(batch.flatten())
+        losses = self.update(self.loss, batch.flatten())
         self.finish(rollout)
         return losses
 
@@ -189,20 +189,11 @@ class A2CLearner(Learner):
         loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
-    def step(self, batch: TensorDict) -> dict[str, torch.Tensor]:
-        """One gradient step."""
-        losses = self.loss(batch)
-        self.optimizer.zero_grad()
-        losses["loss"].backward()
-        nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], self.config.max_grad_norm)
-        self.optimizer.step()
-        return {name: value.detach() for name, value in losses.items()}
-
     def finish(self, rollout: TensorDict) -> None:
         """What follows a rollout's last gradient step. Only now do observations count that the actors saw unaccounted for."""
         self.updates += 1
         if self.config.anneal_lr:
-            self.optimizer.param_groups[0]["lr"] = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
+            self.optimizer.lr = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
         if isinstance(self.policy.normalize, Normalizer):
             self.policy.normalize.update(rollout["observation"])
 

@@ -78,7 +78,7 @@ class PPOLearner(A2CLearner):
             # Steps are shuffled, and a minibatch has all environments of its steps: so have several learners' together.
             shuffled = batch[torch.randperm(length)]
             for minibatch in shuffled.split(length // self.config.num_minibatches):
-                losses = self.step(minibatch.flatten())
+                losses = self.update(self.loss, minibatch.flatten())
         losses.update(self.diagnose(batch.flatten()))
         self.finish(rollout)
         return losses
