@@ -11,7 +11,20 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, Normalizer, RewardScaler, Trainer, step_mdp
+from fdg import (
+    Actor,
+    Adam,
+    Agent,
+    Config,
+    EnvSpec,
+    Learner,
+    Normalizer,
+    RewardScaler,
+    Trainer,
+    fast,
+    sample_categorical,
+    step_mdp,
+)
 
 
 @dataclass
@@ -84,17 +97,17 @@ class Policy(nn.Module):
 
     def sample(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions drawn for observations (not normalized yet), and the logarithm of their probability."""
-        output = self.network(self.normalize(observation))
+        output = fast(self.network, self.normalize(observation))
         if self.log_std is None:
             log_probs = output.log_softmax(-1)
-            action = (log_probs - torch.empty_like(log_probs).exponential_().log()).argmax(-1)  # the Gumbel trick
+            action = sample_categorical(log_probs)
             return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         noise = torch.randn_like(output)
         return torch.addcmul(output, noise, self.log_std.exp()), self._log_density(noise)
 
     def mode(self, observation: torch.Tensor) -> torch.Tensor:
         """The likeliest actions for observations (not normalized yet)."""
-        output = self.network(self.normalize(observation))
+        output = fast(self.network, self.normalize(observation))
         return output.argmax(-1) if self.log_std is None else output
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.modules import MLP
 
-from fdg import Actor, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, step_mdp
+from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, fast, step_mdp
 
 
 @dataclass
@@ -77,13 +77,13 @@ class QActor(Actor):
         self.network, self.n_actions = network, n_actions
 
     def act(self, td: TensorDict, epsilon: float) -> TensorDict:
-        greedy = self.network(td["observation"]).argmax(-1)
+        greedy = fast(self.network, td["observation"]).argmax(-1)
         explore = torch.rand(greedy.shape) < epsilon
         td["action"] = torch.where(explore, torch.randint(self.n_actions, greedy.shape), greedy)
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.network(td["observation"]).argmax(-1)
+        td["action"] = fast(self.network, td["observation"]).argmax(-1)
         return td
 
 
@@ -93,15 +93,11 @@ class QLearner(Learner):
     def __init__(self, network: nn.Module, config: DQNConfig) -> None:
         self.config, self.network, self.updates = config, network, 0
         self.target = deepcopy(network).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, fused=True)
+        self.optimizer = Adam(network, lr=config.lr, max_grad_norm=config.max_grad_norm)
 
     def learn(self, batch: TensorDict) -> torch.Tensor:
-        loss = self.loss(batch)
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
-        self.optimizer.param_groups[0]["lr"] = self.lr()
-        self.optimizer.step()
+        self.optimizer.lr = self.lr()
+        loss = self.update(self.loss, batch)
         with torch.no_grad():
             torch._foreach_lerp_([*self.target.parameters()], [*self.network.parameters()], self.config.tau)
         self.updates += 1

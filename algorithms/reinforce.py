@@ -10,7 +10,20 @@ from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torchrl.modules import MLP
 
-from fdg import Actor, Agent, Config, EnvSpec, Learner, Trainer, UsageError, step_mdp
+from fdg import (
+    Actor,
+    Adam,
+    Agent,
+    Config,
+    EnvSpec,
+    Learner,
+    Trainer,
+    UsageError,
+    fast,
+    sample_categorical,
+    sample_normal,
+    step_mdp,
+)
 
 
 @dataclass
@@ -66,11 +79,13 @@ class PolicyActor(Actor):
         self.policy = policy
 
     def act(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.policy(td["observation"]).sample()
+        output, log_std = fast(self.policy.network, td["observation"]), self.policy.log_std
+        td["action"] = sample_categorical(output) if log_std is None else sample_normal(output, log_std.exp())
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.policy(td["observation"]).mode
+        output = fast(self.policy.network, td["observation"])
+        td["action"] = output.argmax(-1) if self.policy.log_std is None else output
         return td
 
 
@@ -79,21 +94,21 @@ class PolicyLearner(Learner):
 
     def __init__(self, policy: Policy, config: REINFORCEConfig) -> None:
         self.config, self.policy, self.updates = config, policy, 0
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.optimizer = Adam(policy, lr=config.lr)
 
     def learn(self, rows: TensorDict) -> dict[str, torch.Tensor]:
         returns = rows["return"]
         advantage = (returns - self.mean(returns)) / (self.std(returns) + 1e-8)
-        log_prob = self.policy(rows["observation"]).log_prob(rows["action"])
-        loss = -(log_prob * advantage).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.param_groups[0]["lr"] = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
-        self.optimizer.step()
+        self.optimizer.lr = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
+        given = rows["observation"], rows["action"], advantage
+        loss = self.update(self.loss, *given, compile=False)  # each batch has another number of rows
         self.updates += 1
         episodes = self.sum(rows["next", "done"])
         mean_return = self.sum(rows["next", "reward"]) / episodes  # of the episodes that count, see `quotas`
-        return {"loss": loss.detach(), "episodes": episodes, "episodic_return": mean_return}
+        return {"loss": loss, "episodes": episodes, "episodic_return": mean_return}
+
+    def loss(self, observation: torch.Tensor, action: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return -(self.policy(observation).log_prob(action) * advantage).mean()
 
 
 class REINFORCE(Trainer):

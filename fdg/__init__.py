@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fdg.graph import Graph
     from fdg.msrl import MSRL
     from fdg.normalize import Normalizer, RewardScaler
+    from fdg.policy_step import fast, sample_categorical, sample_normal
     from fdg.runtime.environments import EnvSpec, step_mdp
     from fdg.runtime.replay import ReplayBuffer
     from fdg.runtime.run import Result, launch
@@ -27,6 +28,7 @@ _HOME = {
     "fdg.api": ("Actor", "Agent", "Learner", "Trainer", "pure"),
     "fdg.config": ("Config",),
     "fdg.errors": ("CompileError", "FdgError", "GraphError", "PolicyError", "RunError", "UsageError"),
+    "fdg.policy_step": ("fast", "sample_categorical", "sample_normal"),
     "fdg.graph": ("Graph",),
     "fdg.msrl": ("MSRL",),
     "fdg.normalize": ("Normalizer", "RewardScaler"),
@@ -55,8 +57,11 @@ __all__ = [
     "RunError",
     "Trainer",
     "UsageError",
+    "fast",
     "launch",
     "pure",
+    "sample_categorical",
+    "sample_normal",
     "step_mdp",
 ]
 

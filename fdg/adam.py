@@ -149,10 +149,14 @@ class Adam(torch.optim.Optimizer):
             amsgrad=False,
             maximize=False,
         )
-        increment_version(self._parameters)  # written behind autograd's back, which is to know
+        self.stepped()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in a profiler's record, for 10 µs
+
+    def stepped(self) -> None:
+        """Let autograd know that the parameters were written: by way of the flat tensor, it would not."""
+        increment_version(self._parameters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.param_groups:

@@ -42,7 +42,7 @@ class Learner:
         """One update; returns what the trainer wants to know of it (a loss, a dict of numbers, a TensorDict)."""
         raise NotImplementedError(f"{type(self).__name__}.learn is not written: update the weights and return the loss")
 
-    def update(self, loss_function: Callable[..., Any], *args: Any, optimizer: Any = None) -> Any:
+    def update(self, loss_function: Callable[..., Any], *args: Any, optimizer: Any = None, compile: bool = True) -> Any:
         """One gradient step: `loss_function(*args)` is minimised; what it returned, cut from autograd, is returned.
 
             def learn(self, batch):
@@ -50,9 +50,10 @@ class Learner:
 
         The loss is what the function returns, or in a dict or TensorDict the entry "loss"; where there is none, the sum
         of the entries whose names begin with "loss_", as TorchRL's losses have them. The optimizer is
-        `self.optimizer`, unless another one is given; an `fdg.Adam` also clips the gradients.
+        `self.optimizer`, unless another one is given; an `fdg.Adam` also clips the gradients. With `--compile-update` all this
+        is compiled, unless `compile` is False, as is best where each batch has another number of rows.
         """
-        from fdg.update import update
+        from fdg.update import in_python, update
 
         if optimizer is None:
             optimizer = getattr(self, "optimizer", None)
@@ -61,7 +62,7 @@ class Learner:
                     f"{type(self).__name__}.update: there is no optimizer; write self.optimizer = fdg.Adam(network) in "
                     "__init__, or give one: self.update(loss_function, …, optimizer=…)"
                 )
-        return update(optimizer, loss_function, args)
+        return (update if compile else in_python)(optimizer, loss_function, args)
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of a value over all rows of the batch: `x.mean()`."""

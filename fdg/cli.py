@@ -160,6 +160,9 @@ Deadline = Annotated[
 Fuse = Annotated[
     bool, typer.Option("--fuse", help="The actors of one worker act in one batch: quicker, other random numbers.")
 ]
+CompileUpdate = Annotated[
+    bool, typer.Option("--compile-update", help="Compile the learner's update step: quicker, other last bits.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
@@ -192,6 +195,7 @@ def train(
     ] = None,
     deadline: Deadline = "60",
     fuse: Fuse = False,
+    compile_update: CompileUpdate = False,
     trace: Annotated[
         str | None,
         typer.Option(metavar="[FILE]", help="Write a trace for ui.perfetto.dev; by default in the run folder."),
@@ -547,6 +551,7 @@ LAUNCH_FLAGS = (
     "checkpoint_every",
     "deadline",
     "fuse",
+    "compile_update",
     "eval_episodes",
 )
 """How a run is launched, and not what it is: they may change when it goes on."""
@@ -583,8 +588,7 @@ def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
             text = flags[name]
             values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
     values["replay_storage"] = registry.find_storage(flags["replay_storage"])
-    if "fuse" in flags:
-        values["fuse"] = bool(flags["fuse"])
+    values |= {name: bool(flags[name]) for name in ("fuse", "compile_update") if name in flags}
     values["deadline"] = seconds("--deadline", flags["deadline"])
     return values
 

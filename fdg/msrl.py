@@ -17,6 +17,7 @@ from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
 from fdg.runtime.streams import Streams, derive_seed
 from fdg.runtime.values import Varying, copied, join
+from fdg.update import captured
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
@@ -60,6 +61,8 @@ class MSRL:
         """How many times the learner has learned."""
         self.replica: Any = None
         """Takes the place of `learn` where the learner is one of several."""
+        self.captures: Any = None
+        """Compiles the learner's updates, if asked for."""
         self.record = Record()
         self._phases = self.record.phases
         self._env_stream = streams.of("env", index)
@@ -167,10 +170,13 @@ class MSRL:
         args = tuple([self._joined(value) for value in args])
         kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
         with self._learner_stream:
-            if self.replica is None:
-                result = self._learner.learn(*args, **kwargs)
-            else:
+            if self.replica is not None:
                 result = self.replica.learn(args, kwargs)
+            elif self.captures is not None:
+                with captured(self.captures):
+                    result = self._learner.learn(*args, **kwargs)
+            else:
+                result = self._learner.learn(*args, **kwargs)
         if self._several:
             result = copied(result, {})  # a value of its own, whatever the arguments were joined from
         elif isinstance(result, torch.Tensor) and result.requires_grad:
@@ -179,6 +185,10 @@ class MSRL:
         self._marks = self._versions()
         self._phases["learn"] += perf_counter() - start
         return result
+
+    def compiled(self) -> int:
+        """How many updates compiled code made."""
+        return 0 if self.captures is None else self.captures.updates
 
     def _versions(self) -> list[int]:
         """How often each of the weights was written."""

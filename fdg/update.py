@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,9 +11,29 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from fdg.errors import UsageError
 
+_captures: Any = None
+"""Makes the updates, where they are to be compiled: see `fdg/capture.py`."""
+
 
 def update(optimizer: Any, loss_function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Minimise what `loss_function(*args)` returns by one step; returns it, cut from autograd."""
+    if _captures is not None:
+        return _captures.update(optimizer, loss_function, args)
+    return in_python(optimizer, loss_function, args)
+
+
+@contextlib.contextmanager
+def captured(by: Any) -> Iterator[None]:
+    """Within, updates are made by these captures; with None, by Python."""
+    global _captures
+    before, _captures = _captures, by
+    try:
+        yield
+    finally:
+        _captures = before
+
+
+def in_python(optimizer: Any, loss_function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     optimizer.zero_grad()
     result = loss_function(*args)
     loss = to_minimise(result, loss_function)

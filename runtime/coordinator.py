@@ -70,6 +70,8 @@ class Coordinator:
         self.watch: Callable[[Any, Any], None] | None = None
         """Gets each edge on which something crosses between the driver and a fragment, and the value."""
         self.version = 0
+        self.compiled = 0
+        """Updates of the learner that compiled code made."""
         self.known: dict[InstanceKey, int] = {}
         """The version of the weights that each instance has."""
         self.learner = next((name for name, part in graph.fragments.items() if "learner" in part.components), "")
@@ -288,6 +290,7 @@ class Coordinator:
                 count.episodes += report["episodes"]
             if task.instance[:2] == (self.learner, "one"):
                 self.version = report["version"]
+                self.compiled = report.get("compiled", 0)
             if report.get("reduced"):
                 edge = self.graph.edge(self.learner, self.learner, "gradients")
                 if edge is None:

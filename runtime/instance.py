@@ -177,6 +177,8 @@ class Instance:
         record.phases.update(dict.fromkeys(record.phases, 0.0))
         if self.msrl.replica is not None:
             seen["reduced"] = self.msrl.replica.take_bytes()
+        if self.msrl.captures is not None:
+            seen["compiled"] = self.msrl.compiled()
         if env is not None:
             seen.update(frames=env.frames, episodes=env.drain_episodes())
         return seen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,7 @@ class Parts:
     fragments: dict[str, Fragment] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     sample_work: int = 0
+    compile_update: bool = False
     edges: list[tuple[str, str, str]] = field(default_factory=list)
     """(source, target, value), for what is said of a run."""
 
@@ -109,6 +110,19 @@ class Parts:
             for key in keys
         }
 
+    @cached_property
+    def notice(self) -> Callable[[str], None]:
+        """How the user is told something; in a worker, by the terminal that it shares with the driver."""
+        return lambda text: print(f"fdg: {text}", file=sys.stderr, flush=True)
+
+    def captures(self) -> Any:
+        """What compiles the learner's updates; None where nobody asked for it."""
+        if not self.compile_update:
+            return None
+        from fdg.capture import Captures
+
+        return Captures(self.notice)
+
     def body(self, fragment: str) -> Any:
         """The fragment's own copy of the trainer."""
         generated = self.classes[fragment]
@@ -151,13 +165,14 @@ class Parts:
             weights=weights,
             sample_work=self.sample_work,
         )
+        msrl.captures = self.captures()
         return Instance(key, self.body(fragment), msrl, weights)
 
     def local(self, log: Any) -> MSRL:
         """Everything in one place: the user's own objects."""
         weights = self.weights()
         watcher = evaluation_actor(self.agent.actor, self.places, weights)
-        return MSRL(
+        msrl = MSRL(
             config=self.config,
             streams=self.streams,
             env=self.environment(0),
@@ -169,6 +184,8 @@ class Parts:
             weights=weights,
             sample_work=self.sample_work,
         )
+        msrl.captures = self.captures()
+        return msrl
 
     def weights(self) -> list[torch.Tensor]:
         """The weights of this process's agent."""
@@ -181,7 +198,7 @@ class Parts:
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to a worker, which makes environments, streams and classes itself."""
-        made = ("streams", "places", "classes", "environments", "evaluator")
+        made = ("streams", "places", "classes", "environments", "evaluator", "notice")
         return {name: value for name, value in vars(self).items() if name not in made}
 
 

@@ -61,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is executed: nothing here but `fuse` changes its result."""
+    """How a run is executed: nothing here but `fuse` and `compile_update` changes its result."""
 
     engine: str = "inprocess"
     workers: int | None = None
@@ -73,9 +73,11 @@ class Options:
     deadline: float = 60.0
     """Seconds without a sign of life after which a worker counts as lost."""
     fuse: bool = False
-    """Whether the actors of one worker act in one batch: quicker, and the one thing here that changes numbers."""
+    """Whether the actors of one worker act in one batch: quicker, with other random numbers."""
     replay_storage: str = "memory"
     """Where replay rows are: in the memory of the process that has their shard, or in Flame's object cache."""
+    compile_update: bool = False
+    """Whether `Learner.update` is compiled: quicker, with other last bits."""
 
 
 def launch(
@@ -98,6 +100,7 @@ def launch(
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
     fuse: bool = False,
+    compile_update: bool = False,
     replay_storage: str = "memory",
     trace: str | os.PathLike[str] | None = None,
     tuned: bool = True,
@@ -113,7 +116,8 @@ def launch(
     `fdg.runtime.recovery.read` read before), with the config it was taken with. A worker that is lost, or silent for
     `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
     allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
-    that). `replay_storage` is "memory", or "flame": rows of the replay buffer lie in Flame's object cache. `trace` is a file, or a
+    that). With `compile_update` the learner's updates are compiled, where they can be: quicker, but with other last bits
+    (`metrics["compiled_updates"]` counts them). `replay_storage` is "memory", or "flame": rows of the replay buffer lie in Flame's object cache. `trace` is a file, or a
     folder, for a trace of the run that Perfetto and chrome://tracing show.
 
     Keyword arguments that are not launch options override fields of the config. Without a config, the other fields of a
@@ -153,6 +157,7 @@ def launch(
         deadline,
         fuse,
         replay_storage,
+        compile_update,
     )
     if trace is not None:
         tracing.begin()
@@ -231,6 +236,7 @@ class Run:
             )
         self.parts = Parts(trainer_class, config, self.agent, self.buffer, self.spec, sample_work=options.sample_work)
         self.parts.streams, self.parts.environments[0] = self.streams, environment
+        self.parts.compile_update, self.parts.notice = options.compile_update, session.notice
         self.shared_attributes = self.shared_with_agent()
 
     def close(self) -> None:
@@ -294,6 +300,8 @@ class Run:
         """The driver of the graph's fragments, which the engine hosts."""
         self.check_shared_state(graph)
         if self.policy.replicated:
+            if self.options.compile_update and self.learners() > 1:
+                self.session.notice("several learners: updates are not compiled, since gradients are summed in between")
             from fdg.compiler.rowwise import check_learner
 
             check_learner(self.agent.learner, self.policy.name)
@@ -375,6 +383,7 @@ class Run:
             "seed": self.config.seed,
             "threads": torch.get_num_threads(),
             "fused": bool(coordinator and graph and any(part.fused for part in graph.fragments.values())),
+            "compiled_updates": msrl.compiled() if coordinator is None else coordinator.compiled,
             "frames": self.progress.frames(),
             "episodes": self.progress.episodes,
             "seconds": seconds,
