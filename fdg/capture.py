@@ -161,7 +161,9 @@ class Captured:
         self.slots: list[int] = trace.used
         self.draws = trace.draws
         self.fixed = [*state, self.rate, *trace.constants]
+        before = torch.get_rng_state()
         inputs = [*[leaves[slot] for slot in self.slots], *self.draws(), *self.fixed]
+        torch.set_rng_state(before)
         self.code = compiled(trace.module, inputs, say)
 
     def still_holds(self) -> bool:
@@ -532,7 +534,12 @@ class Trace:
             with torch.no_grad(), step.guard:
                 try:
                     copies = [leaf.clone() for leaf in leaves], *[tensor.clone() for tensor in state], step.rate
+                    before = str(np.random.get_state()), random.getstate()
                     module = make_fx(lambda *inputs: self.whole(*inputs))(*copies)
+                    if before != (str(np.random.get_state()), random.getstate()):
+                        raise NotCaptured(
+                            "it draws from numpy or random; draw from torch, or pass what is drawn as a tensor"
+                        )
                 except (NotCaptured, UsageError):
                     raise
                 except Exception as error:
@@ -623,19 +630,53 @@ class Trace:
             last.append(view)
         graph.set_codegen(torch.fx.graph.CodeGen())
         graph.eliminate_dead_code()
-        self.draws = lambda: ()
-        for node in graph.nodes:
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-                raise NotCaptured(
-                    f"it draws random numbers ({node.target}), which compiled code would do in another way: draw them in `learn` "
-                    "and pass them as an argument"
-                )
+        self.draws = draws_of(graph, flat)
         self.used = [index for index, node in enumerate(given) if node.users]
         for node in given:
             if not node.users:
                 graph.erase_node(node)
         graph.lint()
         self.module = torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def draws_of(graph: torch.fx.Graph, before: torch.fx.Node) -> Callable[[], Any]:
+    """Take the draws of random numbers out of a graph: they become inputs, drawn as Python would, in the same order."""
+    found = [node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())]
+    if not found:
+        return tuple
+    apart, root = torch.fx.Graph(), torch.nn.Module()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def copied(node: torch.fx.Node) -> torch.fx.Node:
+        if node not in copies:
+            if node.op != "call_function":
+                raise NotCaptured(
+                    f"it draws random numbers that depend on data ({drawn.target}), which compiled code would do in another way: "
+                    "draw standard ones (torch.randn, torch.rand) and compute from them, or draw in `learn` and pass them"
+                )
+            args = list(node.args)
+            if str(node.target).removeprefix("aten.").startswith(LIKE) and isinstance(args[0], torch.fx.Node):
+                like, name = args[0].meta["val"], f"like_{len(copies)}"  # only its shape counts
+                root.register_buffer(name, torch.empty_strided(like.size(), like.stride(), dtype=like.dtype))
+                args[0] = apart.get_attr(name)
+                copies[node] = apart.call_function(node.target, tuple(args), dict(node.kwargs))
+            else:
+                copies[node] = apart.node_copy(node, copied)
+        return copies[node]
+
+    for drawn in found:
+        copied(drawn)
+        with graph.inserting_before(before):
+            drawn.replace_all_uses_with(graph.placeholder(f"draw_{len(copies)}"))
+    for drawn in reversed(found):
+        graph.erase_node(drawn)
+    graph.eliminate_dead_code()
+    apart.output([copies[drawn] for drawn in found])
+    return torch.fx.GraphModule(root, apart).forward
+
+
+LIKE = ("randn_like", "rand_like", "randint_like", "empty_like", "zeros_like", "ones_like", "full_like", "new_")
+"""Operations that only look at the shape of what they are given."""
 
 
 def adam_step(optimizer: Adam, flat: torch.Tensor, lr: float) -> torch.Tensor:

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from test_update import Small, network
 from torch import nn
+from torch.distributions import Normal
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
@@ -93,10 +95,10 @@ class Both:
         self.captures, self.said = Captures(said.append), said
 
     def turn(self, turn: int, *more: Any) -> None:
-        random = torch.get_rng_state()
+        random, numpy = torch.get_rng_state(), np.random.get_state()
         expected, rows = self.python.learn(turn, *more)
         after = torch.get_rng_state()
-        torch.set_rng_state(random)
+        torch.set_rng_state(random), np.random.set_state(numpy)
         with captured(self.captures):
             seen, other = self.captured.learn(turn, *more)
         assert torch.equal(torch.get_rng_state(), after), "the same random numbers are drawn"
@@ -196,8 +198,24 @@ class ReadsConfig(Q):
 
 
 class Draws(Q):
+    """Draws in several ways, as SAC and TD3 do in their losses."""
+
     def loss(self, batch: TensorDict) -> Any:
-        return (self.network(batch["observation"] + torch.randn(ROWS, 4))).square().mean()
+        x = batch["observation"]
+        noise = torch.randn(ROWS, 4) + (torch.randn_like(x) * 0.1).clamp(-0.2, 0.2) + torch.rand(4)
+        noise = noise + torch.empty_like(x).exponential_().log() + Normal(x, x.exp()).rsample()
+        return super().loss(batch)["loss"] + (self.network(x + noise)).square().mean()
+
+
+class DrawsByData(Q):
+    def loss(self, batch: TensorDict) -> Any:
+        kept = torch.bernoulli(batch["observation"].sigmoid())
+        return self.network(kept).square().mean()
+
+
+class DrawsByNumpy(Q):
+    def loss(self, batch: TensorDict) -> Any:
+        return self.network(batch["observation"]).square().mean() * float(np.random.rand())
 
 
 class Sets(Q):
@@ -242,7 +260,8 @@ class OtherOptimizer(Q):
             ReadsConfig,
             "at update 2 its .* differ from what Python computes",
         ),
-        (Draws, "draws random numbers .* pass them as an argument"),
+        (DrawsByData, "draws random numbers that depend on data .*pass them"),
+        (DrawsByNumpy, "draws from numpy or random"),
         (Sets, r"sets self\.count"),
         (Lambda, "made anew for each update"),
         (Item, "cannot be traced"),
@@ -261,6 +280,13 @@ def test_what_cannot_be_captured_is_told(traced: list[str], learner: Any, messag
     assert re.fullmatch(
         f"the update step of {learner.__name__}.* is not compiled: .*{message}.*Python makes the updates", said
     )
+
+
+def test_random_numbers_are_those_that_python_draws(traced: list[str]) -> None:
+    both = Both(Draws, traced)
+    for turn in range(6):
+        both.turn(turn)
+    assert both.captures.updates == 6 and not traced
 
 
 class Branching(Q):
