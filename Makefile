@@ -44,7 +44,7 @@ check: env  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/fdg
-	@ln -s $(addprefix ../../../,$(wildcard fdg/*.py fdg/py.typed fdg/compiler fdg/draw) policies algorithms runtime) $(TYPES)/fdg/
+	@ln -s $(addprefix ../../../,$(wildcard fdg/*.py fdg/py.typed fdg/capture fdg/compiler fdg/draw) policies algorithms runtime) $(TYPES)/fdg/
 	cd $(TYPES) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
 
 format: env  ## apply ruff's fixes and format

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from fdg.errors import UsageError
 
 _captures: Any = None
-"""Makes the updates, where they are to be compiled: see `fdg/capture.py`."""
+"""Makes the updates, where they are to be compiled: see `fdg/capture/`."""
 
 
 def update(optimizer: Any, loss_function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -21,9 +21,9 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 import fdg
-from fdg import Learner, capture, launch
+from fdg import Learner, launch
 from fdg.algorithms.ppo import PPO
-from fdg.capture import Captures
+from fdg.capture import Captures, artifacts, sites
 from fdg.update import captured
 
 ROWS = 8
@@ -80,7 +80,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def run(module: Any, inputs: Any, say: Any) -> Any:
         return lambda values: list(module(*values))
 
-    monkeypatch.setattr(capture, "compiled", run)
+    monkeypatch.setattr(sites, "compiled", run)
     yield []
 
 
@@ -320,20 +320,20 @@ def test_tensors_written_in_the_loss(traced: list[str]) -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(capture.shutil, "which", lambda name: None)
-    monkeypatch.setattr(capture, "FORMAT", "of this test")
+    monkeypatch.setattr(artifacts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(artifacts, "FORMAT", "of this test")
     both = Both(Q, said)
     both.turn(0)
     assert "there is no C++ compiler; install g++" in said[0] and not both.captures.updates
 
 
 def test_the_cache_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "KEPT_FILES", 3)
-    monkeypatch.setattr(capture, "KEPT_BYTES", 25)
+    monkeypatch.setattr(artifacts, "KEPT_FILES", 3)
+    monkeypatch.setattr(artifacts, "KEPT_BYTES", 25)
     for number in range(5):
         (tmp_path / f"{number}.pt2").write_bytes(bytes(10))
         os.utime(tmp_path / f"{number}.pt2", (number, number))
-    capture.tidy(tmp_path)
+    artifacts.tidy(tmp_path)
     assert sorted(file.stem for file in tmp_path.iterdir()) == ["3", "4"]
 
 
