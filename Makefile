@@ -54,8 +54,9 @@ format: env  ## apply ruff's fixes and format
 docs: env  ## write what commands print, as the pages show it, anew
 	$(BIN)/python tests/test_docs.py
 
-bench: env  ## every benchmark; the numbers are of this machine
+bench: env  ## every benchmark, then FDG beside its peers (docs/performance.md); the numbers are of this machine
 	@for file in benchmarks/*.py; do test -f "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	$(BIN)/python benchmarks/peers --again
 
 learning: env  ## what the algorithms learn, beside Stable-Baselines3: hours; stores each run, goes on where it stopped
 	$(BIN)/python benchmarks/learning

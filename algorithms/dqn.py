@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.modules import MLP
 
 from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, fast, step_mdp
+from fdg.networks import MLP
 
 
 @dataclass

@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
-from torchrl.modules import MLP
 
 from fdg import (
     Actor,
@@ -24,6 +23,7 @@ from fdg import (
     sample_normal,
     step_mdp,
 )
+from fdg.networks import MLP
 
 
 @dataclass

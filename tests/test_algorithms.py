@@ -309,3 +309,19 @@ def test_reinforce_learns():
     history = launch(REINFORCE, iterations=20).history
     returns = [row["episodic_return"] for row in history]  # of the episodes it learned from
     assert sum(returns[-5:]) / 5 > 2 * sum(returns[:5]) / 5
+
+
+def test_the_networks_are_torchrls() -> None:
+    from torchrl.modules import MLP as TorchRL
+
+    from fdg.networks import MLP
+
+    sides = []
+    for kind in (MLP, TorchRL):
+        torch.manual_seed(1)
+        sides.append(kind(4, 2, num_cells=[8, 16], activation_class=torch.nn.ReLU))
+    assert {key: value.tolist() for key, value in sides[0].state_dict().items()} == {
+        key: value.tolist() for key, value in sides[1].state_dict().items()
+    }
+    rows = torch.randn(5, 4)
+    assert torch.equal(sides[0](rows), sides[1](rows))

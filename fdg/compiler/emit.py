@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import libcst as cst
-import libcst.matchers as m
 
 from fdg.compiler.cut import Cutter, Handles, RegionPlan, direct_nodes, passed_on
 from fdg.compiler.effects import Analysis
 from fdg.compiler.ir import Statement, is_attribute, walk
 from fdg.compiler.lower import Method, canonical, method_call
 from fdg.compiler.source import Origin
-from fdg.compiler.tree import code, find
+from fdg.compiler.tree import code, find, is_name
 from fdg.graph import Port
 
 INDENT = "    "
@@ -86,7 +85,7 @@ class _Fetch(cst.CSTTransformer):
         return updated_node.with_changes(name=original_node.name)
 
     def is_attribute(self, node: cst.CSTNode) -> bool:
-        return isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(self.self_name))
+        return isinstance(node, cst.Attribute) and is_name(node.value, self.self_name)
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         if self.is_attribute(original_node):

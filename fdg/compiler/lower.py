@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
-import libcst.matchers as m
 
 from fdg.compiler.ir import Statement
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import ClassSource, Origin, TrainerSource, dotted
-from fdg.compiler.tree import children, code, find, replaced
+from fdg.compiler.tree import children, code, find, is_name, replaced
 from fdg.errors import did_you_mean
 
 
@@ -99,7 +98,7 @@ def method_call(
         return trainer.find(name)
     if is_super(base):
         return trainer.find(name, after=method.owner)
-    if isinstance(base, cst.Name) and node.args and m.matches(node.args[0].value, m.Name(method.self_name)):
+    if isinstance(base, cst.Name) and node.args and is_name(node.args[0].value, method.self_name):
         for owner in trainer.bases:
             if owner.name == base.value and owner is not method.owner:
                 after = trainer.bases.index(owner) - 1
@@ -108,14 +107,14 @@ def method_call(
 
 
 def is_super(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and m.matches(node.func, m.Name("super"))
+    return isinstance(node, cst.Call) and is_name(node.func, "super")
 
 
 def variable(node: cst.CSTNode, method: Method) -> str:
     """The variable that an expression is, or an empty string."""
     if isinstance(node, cst.Name):
         return node.value
-    if isinstance(node, cst.Attribute) and m.matches(node.value, m.Name(method.self_name)):
+    if isinstance(node, cst.Attribute) and is_name(node.value, method.self_name):
         return f"self.{node.attr.value}"
     return ""
 
