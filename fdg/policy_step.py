@@ -28,7 +28,7 @@ _plans: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], list[Step] | None]] 
 
 
 def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What `module(x)` is, without autograd: for a Sequential (or TorchRL's MLP) by fewer steps, to the same bits.
+    """What `module(x)` is, without autograd: for a Sequential (or an MLP, TorchRL's or ours) by fewer steps, to the same bits.
 
     Weights are read where they are, so that an update, or weights that came from the learner, are seen. Other modules
     are called as they are.
@@ -79,7 +79,7 @@ def plan_of(module: nn.Module) -> list[Step] | None:
 def flattened(module: nn.Module) -> Any:
     """The layers of a network, one after the other; None among them for what is not known to work like that."""
     kind = type(module)
-    in_order = kind is nn.Sequential or (kind.__name__ == "MLP" and kind.__module__.startswith("torchrl."))
+    in_order = kind is nn.Sequential or (kind.__name__ == "MLP" and kind.__module__.startswith(("torchrl.", "fdg.")))
     if in_order and not any(getattr(module, hooks, None) for hooks in _HOOKS):
         for layer in module._modules.values():
             yield from flattened(layer)  # type: ignore[arg-type]

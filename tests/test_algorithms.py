@@ -315,6 +315,7 @@ def test_the_networks_are_torchrls() -> None:
     from torchrl.modules import MLP as TorchRL
 
     from fdg.networks import MLP
+    from fdg.policy_step import plan_of
 
     sides = []
     for kind in (MLP, TorchRL):
@@ -325,3 +326,4 @@ def test_the_networks_are_torchrls() -> None:
     }
     rows = torch.randn(5, 4)
     assert torch.equal(sides[0](rows), sides[1](rows))
+    assert plan_of(sides[0]) and plan_of(sides[1])  # both take the quick way

@@ -9,6 +9,7 @@ Every measurement is a process of its own, and all sides of a workload take turn
 while is slower for all. A result is added to results.jsonl as soon as it is there: the command can be stopped at any time
 and goes on with what is missing. Networks, batch sizes and updates per frame are the same on all sides; what else a side
 may choose (how many environments, how many processes) it chooses as serves it best. One torch thread in each process.
+A measurement during which other programs took more than some percent of the CPUs does not count and is made again.
 
     ours.py            FDG
     sb3.py             Stable-Baselines3, in an environment of its own (build/sb3) that shares torch with ours
@@ -27,6 +28,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -76,6 +78,49 @@ ROWS = [
     Row("`fdg train` of one iteration, against `import torchrl`: seconds", "start_up", "torchrl", "start_up", 1.5, "seconds"),
     Row("… memory: MB", "start_up", "torchrl", "start_up", 200, "megabytes"),
 ]  # fmt: skip
+
+
+DISTURBED = 0.06
+"""Share of the CPUs that others may take during a measurement."""
+
+
+def undisturbed(side: str, workload: str, seconds: float, patience: float) -> dict[str, Any]:
+    """Measure while nobody else works; after so many seconds of waiting, with somebody else working."""
+    end = time.perf_counter() + patience
+    while True:
+        watch = Others()
+        time.sleep(0.5)
+        if watch.share() > DISTURBED and time.perf_counter() < end:
+            continue
+        watch = Others()
+        found = measure(side, workload, seconds)
+        share = watch.share()
+        if share <= DISTURBED or time.perf_counter() > end:
+            return {**found, "others": round(share, 3)}
+
+
+class Others:
+    """What programs that are not ours take of the CPUs, from now on."""
+
+    def __init__(self) -> None:
+        self.busy, self.own, self.start = self._busy(), self._own(), time.perf_counter()
+
+    def share(self) -> float:
+        passed = (time.perf_counter() - self.start) * (os.cpu_count() or 1)
+        return max(0.0, self._busy() - self.busy - (self._own() - self.own)) / passed
+
+    @staticmethod
+    def _busy() -> float:
+        """Seconds in which CPUs worked; where the system does not tell, nobody is ever disturbed."""
+        try:
+            user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+        except OSError:
+            return 0.0
+        return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
+
+    @staticmethod
+    def _own() -> float:
+        return sum(os.times()[:4])
 
 
 def measure(side: str, workload: str, seconds: float) -> dict[str, Any]:
@@ -134,7 +179,7 @@ def groups(only: list[str]) -> list[list[tuple[str, str]]]:
     return found
 
 
-def run(only: list[str], repeats: int, seconds: float) -> None:
+def run(only: list[str], repeats: int, seconds: float, patience: float) -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     for group in groups(only):
         for repeat in range(repeats):
@@ -143,7 +188,7 @@ def run(only: list[str], repeats: int, seconds: float) -> None:
                 if (side, workload, repeat) in have:
                     continue
                 try:
-                    found = measure(side, workload, seconds)
+                    found = undisturbed(side, workload, seconds, patience)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     print(f"{side:8} {workload:28} {error}", file=sys.stderr, flush=True)
                     continue
@@ -295,6 +340,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="workloads, by parts of their names: dqn,replay")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement, after its warm-up")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for others to be done")
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
     parser.add_argument("--report", action="store_true", help="only write table and picture anew")
     given = parser.parse_args()
@@ -302,7 +348,7 @@ def main() -> None:
     if given.again:
         forget(only)
     if not given.report:
-        run(only, given.repeats, given.seconds)
+        run(only, given.repeats, given.seconds, given.patience)
     report()
 
 

@@ -15,7 +15,7 @@ import torch
 from measure import answer, rate
 from torch import nn
 
-from fdg import Actor, Agent, Config, EnvSpec, ReplayBuffer, Trainer, launch, step_mdp
+from fdg import Actor, Agent, Config, EnvSpec, ReplayBuffer, Trainer, fast, launch, sample_categorical, step_mdp
 from fdg.algorithms.dqn import DQN
 from fdg.algorithms.ppo import PPO
 from fdg.algorithms.reinforce import REINFORCE, PolicyActor, PolicyLearner
@@ -149,11 +149,8 @@ class Sampling(Actor):
         self.network = MLP(spec.obs_dim, outputs, num_cells=[64, 64], activation_class=nn.Tanh)
 
     def act(self, td: Any) -> Any:
-        output = self.network(td["observation"])
-        if self.discrete:
-            td["action"] = torch.multinomial(output.softmax(-1), 1).squeeze(-1)
-        else:
-            td["action"] = output + torch.randn_like(output)
+        output = fast(self.network, td["observation"])
+        td["action"] = sample_categorical(output) if self.discrete else output + torch.randn_like(output)
         return td
 
 
