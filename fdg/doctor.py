@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def examine() -> Iterator[Finding]:
     yield from packages()
     yield from machine()
     yield cache()
+    yield compiler()
     yield flamepy()
     yield flame()
     yield flame_cluster()
@@ -94,6 +96,20 @@ def memory() -> tuple[float, float]:
         return min(total, limit), min(free, limit - used)
     except (OSError, ValueError):  # no limit, or no cgroup
         return total, free
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler that CXX names; without it g++ or clang++."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else ["g++", "clang++"])), None)
+
+
+def compiler() -> Finding:
+    """What --compile-update needs."""
+    if found := find_compiler():
+        return Finding("C++ compiler", "ok", f"{found}, for --compile-update")
+    seen = f"CXX is {os.environ['CXX']}, which is not there" if "CXX" in os.environ else "none"
+    return Finding("C++ compiler", "note", seen, "install g++ or clang++, if you want --compile-update")
 
 
 def cache() -> Finding:

@@ -320,7 +320,7 @@ def test_tensors_written_in_the_loss(traced: list[str]) -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(artifacts.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(artifacts, "FORMAT", "of this test")
     both = Both(Q, said)
     both.turn(0)

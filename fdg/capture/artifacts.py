@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from fdg.capture.arguments import NotCaptured
+from fdg.doctor import find_compiler
 
 KEPT_FILES, KEPT_BYTES = 64, 512 * 2**20
 """Artifacts that stay in the cache: the ones used last."""
@@ -56,22 +56,19 @@ def cache() -> Path:
 
 
 def make_artifact(module: Any, inputs: list[torch.Tensor], path: Path, say: Callable[[str], None]) -> None:
-    compiler = os.environ.get("CXX") or "g++"
-    if not any(map(shutil.which, (compiler, "g++", "clang++"))):
+    compiler = find_compiler()
+    if compiler is None:
         raise NotCaptured("there is no C++ compiler; install g++ or clang++, or name one in CXX")
     say("compiling the update step (about half a minute; the next run finds it in the cache)")
     start = time.perf_counter()
+    settings = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.cxx": (None, compiler)}
     part = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
     try:
         import torch._inductor.config as config
         from torch._inductor import aoti_compile_and_package
         from torch._inductor.utils import fresh_cache
 
-        with (
-            torch.no_grad(),
-            fresh_cache(),
-            config.patch({"compile_threads": 1, "cpp_cache_precompile_headers": False}),
-        ):
+        with torch.no_grad(), fresh_cache(), config.patch(settings):
             exported = torch.export.export(module, tuple(inputs), strict=False)
             aoti_compile_and_package(exported, package_path=str(part))
         part.replace(path)
