@@ -41,11 +41,13 @@ class REINFORCEConfig(Config):
     gamma: float = 0.99
     """Discount of future rewards."""
     hidden_dim: int = 128
-    """Units in each of the two hidden layers."""
+    """Units in each hidden layer."""
+    hidden_layers: int = 2
+    """Hidden layers of the network."""
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "episodes_per_iter", "hidden_dim")
+        self.at_least(1, "episodes_per_iter", "hidden_dim", "hidden_layers")
         self.at_least(0, "lr")
         self.between(0, 1, "gamma")
         if self.episodes_per_iter % self.actors:
@@ -59,10 +61,10 @@ class REINFORCEConfig(Config):
 class Policy(nn.Module):
     """Observations to a distribution of actions: categorical, or normal with a spread of its own for each action."""
 
-    def __init__(self, spec: EnvSpec, hidden_dim: int) -> None:
+    def __init__(self, spec: EnvSpec, hidden_dim: int, hidden_layers: int = 2) -> None:
         super().__init__()
         outputs = spec.n_actions if spec.discrete else spec.action_dim
-        self.network = MLP(spec.obs_dim, outputs, num_cells=[hidden_dim, hidden_dim], activation_class=nn.Tanh)
+        self.network = MLP(spec.obs_dim, outputs, num_cells=[hidden_dim] * hidden_layers, activation_class=nn.Tanh)
         self.log_std = None if spec.discrete else nn.Parameter(torch.zeros(outputs))
 
     def forward(self, observation: torch.Tensor) -> Distribution:
@@ -117,7 +119,7 @@ class REINFORCE(Trainer):
     config: REINFORCEConfig
 
     def agent(self, spec: EnvSpec) -> Agent:
-        policy = Policy(spec, self.config.hidden_dim)
+        policy = Policy(spec, self.config.hidden_dim, self.config.hidden_layers)
         return Agent(PolicyActor(policy), PolicyLearner(policy, self.config))
 
     def train(self) -> None:

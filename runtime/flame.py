@@ -27,7 +27,7 @@ from fdg.runtime.flame_cache import CacheLost, delete, elsewhere, first_line, ob
 from fdg.runtime.flame_cluster import LIMIT, pointed
 from fdg.runtime.flame_fork import FOLDER
 from fdg.runtime.flame_service import PING, lost_worker
-from fdg.runtime.flame_worker import CacheArena, CacheLibrary, packed, unpacked
+from fdg.runtime.flame_worker import BEAT, CacheArena, CacheLibrary, packed, unpacked
 from fdg.runtime.forkserver import THREADS
 from fdg.runtime.parts import prepare_to_send
 from fdg.runtime.process import DRIVER, Processes
@@ -38,20 +38,37 @@ START_SECONDS = 180.0
 """Seconds that a service may take to start: it imports torch."""
 ANSWER_SECONDS = 5.0
 """Seconds that an idle service, or the session manager, may take to answer."""
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 """Seconds between two looks at the cluster while the driver waits."""
+LEAST_SILENCE = 5 * BEAT
+"""Seconds without a sign of life that mean nothing, whatever the deadline: a busy machine is late."""
 DELAY_RELEASE = 10**9
 """Seconds without work after which Flame would end a service, state and all."""
 RESREQ, RESOURCES = "FDG_FLAME_RESREQ", "cpu=1,mem=1g"
 """What a worker asks a cluster for that is not ours, and the variable that says otherwise."""
 READY = 1
 """Flame's number for a node that can be used."""
+BOUND = 4
+"""Flame's number for an executor whose service is there."""
+GAVE_UP = 1002
+"""Flame's number for the event that it will not try again to start a service."""
 CLOSE_SECONDS = 10.0
 """Seconds that a running task is given before its session is left to itself."""
 WATCH_SECONDS = 20.0
 """Seconds after which a task is asked for anew."""
 SUCCEEDED = 2
 """Flame's number for a task that has an answer; what is above has failed or was cancelled."""
+
+
+class Frontend:
+    """Flame's stub of the session manager, with a deadline on every call; its client's own methods set none."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+        return lambda request, timeout=ANSWER_SECONDS: method(request, timeout=timeout)
 
 
 class Cluster:
@@ -63,6 +80,8 @@ class Cluster:
         """Sessions whose services wait for another run."""
         self.leaving: list[tuple[Any, concurrent.futures.Future[bytes]]] = []
         """Sessions to be closed when their last task has been answered."""
+        self.lost: list[Any] = []
+        """Sessions whose service is gone. Flame may have started another one for them."""
         self.name = f"fdg-{uuid.uuid4().hex[:12]}"
         self._stack.enter_context(pointed())
         self.folder = tempfile.mkdtemp(prefix=FOLDER)
@@ -82,7 +101,9 @@ class Cluster:
 
         client.ConnectionInstance._connection = client.ConnectionInstance._context = None  # of another cluster, before
         elsewhere()
-        flamepy.register_application(
+        self.connection = connection = client.ConnectionInstance.instance()
+        connection._frontend = Frontend(connection._frontend)
+        connection.register_application(
             self.name,
             flamepy.ApplicationAttributes(
                 command=os.environ.get("FDG_FLAME_PYTHON", sys.executable),
@@ -92,7 +113,6 @@ class Cluster:
                 environments=self.environment(),
             ),
         )
-        self.connection = client.ConnectionInstance.instance()
 
     def environment(self) -> dict[str, str]:
         """What a service has beside the executor manager's own environment; Flame adds where the cluster is."""
@@ -116,11 +136,11 @@ class Cluster:
         return {executor.status.session_id: executor for executor in found if executor.status.session_id}
 
     def _ask(self, name: str, request: Any) -> Any:
-        """Ask the session manager; its client's own methods have no deadline."""
+        """Ask the session manager."""
         import grpc
 
         try:
-            return getattr(self.connection._frontend, name)(request, timeout=ANSWER_SECONDS)
+            return getattr(self.connection._frontend, name)(request)
         except grpc.RpcError as error:
             details = error.details()  # type: ignore[attr-defined]
             raise RunError(
@@ -190,7 +210,7 @@ class Cluster:
     def close(self) -> None:
         concurrent.futures.wait([answer for _, answer in self.leaving], timeout=CLOSE_SECONDS)
         done = [session for session, answer in self.leaving if answer.done() and answer.exception() is None]
-        for session in living([*self.idle, *done]):
+        for session in living([*self.idle, *done, *self.lost]):
             end_session(session)
         with contextlib.suppress(Exception):
             self.connection.unregister_application(self.name)
@@ -260,7 +280,7 @@ def end_session(session: Any) -> None:
 
     with contextlib.suppress(Exception):
         session.close()
-        session.connection._frontend.DeleteSession(DeleteSessionRequest(session_id=session.id), timeout=ANSWER_SECONDS)
+        session.connection._frontend.DeleteSession(DeleteSessionRequest(session_id=session.id))
 
 
 def living(sessions: list[Any]) -> list[Any]:
@@ -302,7 +322,8 @@ class FlameRemote:
         self.number, self.name, self.cluster = number, name, cluster
         self.arena, self.library = arena, library
         self.session: Any = None
-        self.node = ""
+        self.node = self.executor = ""
+        """Where Flame has put it."""
         self.pid = 0
         self.pulse: Any = None
         self.beat = self.heard = 0.0
@@ -341,9 +362,7 @@ class FlameRemote:
             raise lost
         kind, value = unpacked(data, self.library)
         if kind == "error" and isinstance(value.error, CacheLost):
-            raise RunError(
-                f"worker {self.name}, which was to do: {doing}: {value.error}; --resume goes on from a checkpoint"
-            )
+            raise RunError(f"worker {self.name}, which was to do: {doing}: {value.error}")
         if kind == "error":
             raise_remote(value)
         return value
@@ -367,16 +386,20 @@ class FlameRemote:
         return time.monotonic() - max(self.heard, self.since)
 
     def check_events(self) -> None:
-        """A service that cannot be started says so in its session's events, and nowhere else."""
-        for event in self.cluster.connection.get_session(self.session.id).events or []:
-            if event.code in (1001, 1002):
-                raise RunError(
-                    f"Flame cannot start the service of worker {self.name}: {first_line(Exception(event.message))}. Does the node "
-                    "have the Python that FDG_FLAME_PYTHON names (by default the driver's own), with fdg in it?"
-                )
+        """A service that cannot be started says so in its session's events, and nowhere else. Flame tries several times: one
+        that is slow to start may fail the first time."""
+        events = self.cluster.connection.get_session(self.session.id).events or []
+        if any(event.code == GAVE_UP for event in events):
+            why = next((event.message for event in events if event.code != GAVE_UP), "no reason given")
+            raise RunError(
+                f"Flame cannot start the service of worker {self.name}: {first_line(Exception(why))}. Does the node have the Python "
+                "that FDG_FLAME_PYTHON names (by default the driver's own), with fdg in it?"
+            )
 
     def kill(self) -> None:
-        if self.session is not None and not self.gone:
+        if self.session is not None and self.gone:
+            self.cluster.lost.append(self.session)
+        elif self.session is not None:
             self.cluster.give_back(self.session, self.answer, idle=not self.asked)
 
 
@@ -447,8 +470,8 @@ class Flame(Processes):
             self.options = deadline
         executors = self.cluster.executors()
         for remote in self.remotes:
-            executor = executors.get(remote.session.id)
-            remote.node = executor.spec.node if executor is not None else ""
+            if (executor := executors.get(remote.session.id)) is not None:
+                remote.node, remote.executor = executor.spec.node, executor.metadata.id
         threading.Thread(target=self._listen, daemon=True, name="fdg-pulse").start()
 
     def _listen(self) -> None:
@@ -474,19 +497,25 @@ class Flame(Processes):
             looked, missing = time.monotonic(), self.look(remotes, missing)
 
     def look(self, remotes: Sequence[Any], missing: set[str]) -> set[str]:
-        """Find out why workers do not answer; returns the nodes that are not ready, the second time an error."""
+        """Find out why workers do not answer; returns the nodes and executors that are not there, the second time an error."""
         away: set[str] = set()
         with contextlib.suppress(Exception):  # the session manager's own end shows in the answers
-            away = {remote.node for remote in remotes if remote.node} - {
-                node.metadata.name for node in self.cluster.nodes()
-            }
+            ready = {node.metadata.name for node in self.cluster.nodes()}
+            bound = {found.metadata.id for found in self.cluster.executors().values() if found.status.state == BOUND}
+            away = {remote.node for remote in remotes} - ready | {remote.executor for remote in remotes} - bound
+        away.discard("")
         for remote in remotes:
-            if remote.node in away & missing:
+            if gone := {remote.node, remote.executor} & away & missing:
                 remote.gone = True
-                raise remote.lost(f"its node {remote.node} is lost: is flame-executor-manager there gone?")
+                raise remote.lost(
+                    f"its node {remote.node} is lost: is flame-executor-manager there gone?"
+                    if remote.node in gone
+                    else "Flame has ended its service"
+                )
             if remote.pulse is None:
                 remote.check_events()
-            if remote.silence() > self.options.deadline and remote.node not in away:
+            limit = max(self.options.deadline, LEAST_SILENCE)
+            if remote.silence() > limit and not {remote.node, remote.executor} & away:
                 raise RunError(
                     f"worker {remote.name} (Flame session {remote.session.id}) has shown no sign of life for "
                     f"{remote.silence():.0f} s while it was to do: {remote.asked}. {self.scheduled()}"

@@ -13,6 +13,8 @@ CALL_SECONDS = 60.0
 DELETE_SECONDS = 5.0
 """Seconds that it may take to delete something."""
 
+RESUME = "Where there is a checkpoint, --resume goes on from it"
+
 
 class CacheLost(RunError):
     """The object cache does not answer, or has lost an object."""
@@ -48,6 +50,7 @@ def objects() -> Any:
     from flamepy.core import cache
 
     if getattr(cache, "fdg_connect", None) is None:
+        cache.GRPC_OPTIONS.append(("grpc.max_reconnect_backoff_ms", 1000))  # a cache that is back is soon found
         cache.fdg_connect = connect = cache._create_flight_client
         cache._create_flight_client = lambda *where: Limited(connect(*where))
         cache._client_pool.clear()
@@ -67,12 +70,12 @@ def cache_errors(doing: str) -> Iterator[None]:
     except KeyError as error:
         raise CacheLost(
             f"Flame's object cache has lost an object ({doing}: {first_line(error)}). Was it started anew without storage, "
-            "or is its max_memory too small for what a run keeps in it?"
+            f"or is its max_memory too small for what a run keeps in it? {RESUME}"
         ) from None
     except Exception as error:
         raise CacheLost(
             f"Flame's object cache does not answer ({doing}: {first_line(error)}). Start flame-object-cache again, or a new "
-            "cluster (fdg flame down, fdg flame up)"
+            f"cluster (fdg flame down, fdg flame up). {RESUME}"
         ) from None
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -307,15 +308,19 @@ def variables(values: dict[str, str]) -> Iterator[None]:
 
 
 def free_ports() -> tuple[int, int]:
-    """A port whose neighbour is free as well, and another one."""
+    """A port whose neighbour is free as well, and another one.
+
+    Not of those that the system gives to connections: while a server is started anew, one might take its port.
+    """
+    below, chance = 32768, random.SystemRandom()
+    with contextlib.suppress(OSError, ValueError):
+        below = max(int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 12000)
     while True:
-        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
-            first.bind(("127.0.0.1", 0))
-            third.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port, third.getsockname()[1]
+        port, other = chance.randrange(10000, below - 1), chance.randrange(10000, below - 1)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for number in (port, port + 1, other):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port, other
 
 
 def listens(port: int, host: str = "127.0.0.1", seconds: float = 0.2) -> bool:

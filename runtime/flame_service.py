@@ -58,8 +58,11 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.prefix = ""
-        self.server: socket.socket | None = connect(os.getcwd())
+        self.folder = os.environ.get("TMPDIR") or os.getcwd()
+        self.server: socket.socket | None = None
         """The connection that is the worker's life (`flame_fork`). It is made early: the server has much to import."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self.server = connect(self.folder)
         self.control: socket.socket | None = None
         self.parent = os.getppid()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -72,7 +75,7 @@ class Supervisor:
 
     def start(self) -> None:
         self.control, theirs = socket.socketpair()
-        self.server = self.server or connect(os.getcwd())
+        self.server = self.server or connect(self.folder)
         socket.send_fds(self.server, [self.prefix.encode()], [theirs.fileno()])
         theirs.close()
 
@@ -101,7 +104,7 @@ class Supervisor:
             with contextlib.suppress(OSError, ValueError):
                 code = int(self.server.recv(64))
                 return f"ended with code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        return f"the process that starts workers has ended; its log is in {os.getcwd()} on {socket.gethostname()}"
+        return f"the process that starts workers has ended; its log is in {self.folder} on {socket.gethostname()}"
 
     def stop(self) -> None:
         for end in (self.server, self.control):

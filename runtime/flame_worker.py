@@ -25,7 +25,7 @@ from fdg.runtime.worker import Worker, remote_error
 
 INLINE = 64 * 1024
 """Bytes up to which a message is a task's own input or output: the session manager keeps these in memory."""
-BEAT = 2.0
+BEAT = 1.0
 """Seconds between two signs of life."""
 
 
