@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,8 @@ from fdg.runtime.flame_fork import FOLDER
 from fdg.runtime.flame_service import PING, lost_worker
 from fdg.runtime.flame_worker import BEAT, CacheArena, CacheLibrary, packed, unpacked
 from fdg.runtime.forkserver import THREADS
+from fdg.runtime.group import Seat
+from fdg.runtime.instance import InstanceKey
 from fdg.runtime.parts import prepare_to_send
 from fdg.runtime.process import DRIVER, Processes
 from fdg.runtime.shared import Slot
@@ -42,6 +45,8 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the cluster while the driver waits."""
 LEAST_SILENCE = 5 * BEAT
 """Seconds without a sign of life that mean nothing, whatever the deadline: a busy machine is late."""
+LEASE_SECONDS = 60.0
+"""Seconds without a word from the driver after which a service ends itself: a driver that was killed says nothing."""
 DELAY_RELEASE = 10**9
 """Seconds without work after which Flame would end a service, state and all."""
 RESREQ, RESOURCES = "FDG_FLAME_RESREQ", "cpu=1,mem=1g"
@@ -86,8 +91,12 @@ class Cluster:
         self._stack.enter_context(pointed())
         self.folder = tempfile.mkdtemp(prefix=FOLDER)
         self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.closed = threading.Event()
+        self._stack.callback(self.closed.set)
         try:
             self._register()
+            self.lease = objects().put_object(f"{self.name}/lease", 0)
+            threading.Thread(target=self._live, daemon=True, name="fdg-lease").start()
         except Exception as error:
             self._stack.close()
             raise RunError(
@@ -113,6 +122,14 @@ class Cluster:
                 environments=self.environment(),
             ),
         )
+
+    def _live(self) -> None:
+        """Let the services know that their driver lives."""
+        turn = 0
+        while not self.closed.wait(LEASE_SECONDS / 10):
+            turn += 1
+            with contextlib.suppress(Exception):
+                objects().update_object(self.lease, turn)
 
     def environment(self) -> dict[str, str]:
         """What a service has beside the executor manager's own environment; Flame adds where the cluster is."""
@@ -335,7 +352,8 @@ class FlameRemote:
 
     def open(self) -> None:
         self.session = self.cluster.take_session()
-        self.ask("hello", self.number, doing="start")
+        lease = self.cluster.lease
+        self.ask("hello", self.number, (lease.endpoint, lease.key, LEASE_SECONDS), doing="start")
 
     def ask(self, name: str, *arguments: Any, needs: Any = (), doing: str = "") -> None:
         self.asked, self.since = doing or name, time.monotonic()
@@ -452,6 +470,16 @@ class Flame(Processes):
             self.note_board(self.hear([learner])[0])
         return lost
 
+    def _seat(self, keys: list[InstanceKey], remote: Any) -> Seat | None:
+        """Replicas of a learner exchange gradients over this machine's loopback."""
+        seat, here = super()._seat(keys, remote), socket.gethostname()
+        if seat is not None and remote.node not in ("", here):
+            raise RunError(
+                f"worker {remote.name} is on node {remote.node}, and the driver on {here}: several learners work together only on "
+                "the driver's own machine. Use single_learner_coarse, or one learner (--workers 1)"
+            )
+        return seat
+
     def _fork(self, server: Cluster, name: str) -> FlameRemote:
         remote = FlameRemote(len(self.remotes) + 1, name, server, self.arena, self.library)
         self.remotes.append(remote)
@@ -523,7 +551,9 @@ class Flame(Processes):
         return away
 
     def scheduled(self) -> str:
-        """What the cluster says of its capacity."""
+        """What the cluster says of itself."""
+        if not delete(f"{self.cluster.name}/nothing"):
+            return "Flame's object cache does not answer: is it stopped? Start it again; --resume goes on from a checkpoint"
         with contextlib.suppress(Exception):
             bound = self.cluster.executors()
             mine = sum(remote.session.id in bound for remote in self.remotes)

@@ -6,6 +6,7 @@ A request and its answer are bytes of a Flame task; what is large lies in the ob
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import socket
@@ -135,16 +136,38 @@ class Service:
         self.prefix = prefix
         self.slots: list[Slot] = []
         self.pulse: Any = None
+        self.lease: Any = None
+        """Where the driver shows that it lives, and after how many seconds without that it does not."""
 
     def _beat(self) -> None:
-        """Show signs of life."""
-        while True:
+        """Show signs of life, and look for the driver's; where it shows none any more, leave."""
+        heard, since = None, time.monotonic()
+        for turn in itertools.count():
             time.sleep(BEAT)
             with contextlib.suppress(Exception):
                 objects().update_object(self.pulse, time.time())
+            if turn % 2:
+                continue
+            with contextlib.suppress(Exception):  # a cache that does not answer tells nothing of the driver
+                *place, seconds = self.lease
+                found = objects().get_object(objects().ObjectRef(*place, 0))
+                if (place, found) != heard:
+                    heard, since = (place, found), time.monotonic()
+                elif time.monotonic() - since > seconds:
+                    self.leave()
 
-    def hello(self, number: int) -> tuple[int, tuple[str, str]]:
+    def leave(self) -> None:
+        """Close the own session, which ends this process; refused while a task runs, and then tried again."""
+        import flamepy
+
+        application, session = self.prefix.split("/")
+        delete(f"{application}/driver")  # the others are still to look for the driver's signs of life
+        delete(self.prefix)
+        flamepy.close_session(session)
+
+    def hello(self, number: int, lease: tuple[str, str, float]) -> tuple[int, tuple[str, str]]:
         """Become the worker of that number; what was another run's worker before begins anew."""
+        self.lease = lease
         if self.pulse is None:
             with cache_errors("put a pulse"):
                 self.pulse = objects().put_object(self.prefix, time.time())

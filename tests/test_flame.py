@@ -26,7 +26,7 @@ from fdg.cli import app
 from fdg.doctor import flame as flame_servers
 from fdg.doctor import flame_cluster
 from fdg.errors import RunError
-from fdg.runtime import flame
+from fdg.runtime import flame, flame_cache
 from fdg.runtime.flame import services
 from fdg.runtime.flame_cluster import LIMIT, Loopback, is_alive, loopback, members
 from fdg.runtime.run import Result, launch
@@ -358,6 +358,68 @@ def test_a_lost_cache_is_named(
         launch(QLike, observers=[at], **run, **TOY)
     cluster.start("cache", mine=True)
     same(expected, launch(QLike, policy=SHARDED, engine="flame", resume=tmp_path))
+
+
+def test_a_stopped_cache_does_not_stop_the_driver(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers."""
+    monkeypatch.setattr(flame_cache, "CALL_SECONDS", 2.0)
+    monkeypatch.setattr(flame_cache, "DELETE_SECONDS", 1.0)
+    cache = cluster.alive()["cache"]
+    at = At(monkeypatch, 4, lambda engine: os.kill(cache, signal.SIGSTOP))
+    try:
+        with pytest.raises(RunError, match=r"(actors|learner|replay).*object cache does not answer"):
+            launch(QLike, policy=SHARDED, engine="flame", observers=[at], deadline=5.0, **TOY)
+    finally:
+        os.kill(cache, signal.SIGCONT)
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_execution import QLike
+from fdg.runtime import flame, flame_cache
+from fdg.runtime.run import launch
+
+class Said:
+    def on_start(self, *_): ...
+    def on_log(self, row): print(row["iteration"], flush=True)
+    def on_end(self, *_): ...
+
+flame.LEASE_SECONDS = 4.0
+launch(QLike, policy="single_learner_coarse", engine="flame", observers=[Said()], actors=2, workers=1, iterations=10**6)
+"""
+
+
+def test_services_of_a_killed_driver_end(cluster: Loopback) -> None:
+    """Nobody tells them; the driver says nothing any more."""
+    import flamepy
+
+    before = {executor.status.session_id for executor in flamepy.list_executors()}
+    program = DRIVER.format(tests=str(Path(__file__).parent))
+    driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert driver.stdout is not None and driver.stdout.readline()
+
+        def others() -> set[str]:
+            return {executor.status.session_id for executor in flamepy.list_executors()} - before - {""}
+
+        assert len(others()) == 2
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not others(), 60)
+
+
+def test_several_learners(cluster: Loopback) -> None:
+    """On one machine: the same as with worker processes."""
+    small = dict(policy="multi_learner", workers=2, actors=2, envs=2, iterations=2, episodes_per_iter=4, seed=1)
+    same(launch(REINFORCE, engine="process", **small), launch(REINFORCE, engine="flame", **small))
+
+
+def test_learners_on_other_machines_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flame.socket, "gethostname", lambda: "elsewhere")
+    with pytest.raises(RunError, match=r"on node .*driver on elsewhere.*single_learner_coarse"):
+        launch(REINFORCE, policy="multi_learner", engine="flame", workers=2, actors=2, envs=2, episodes_per_iter=4)
 
 
 def test_a_lost_node_is_named(
