@@ -301,3 +301,13 @@ def test_check_says_what_a_run_would_need(here: Path) -> None:  # noqa: F811
     assert re.search(r"^-- +processes +the learner cannot go to another process: cannot pickle", said, re.M)
     said = ran("check", "loopless.py", "--dist-policy", "local")
     assert re.search(r"^-- +checkpoints +loopless.py:5: this trainer cannot be checkpointed: ", said, re.M)
+
+
+def test_compile_update_is_recorded(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:  # noqa: F811
+    """It is part of the experiment. Here there is no compiler, so that Python makes the updates and a line says so."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    ran("train", "dqn", *SMALL, "--iterations", "2", "--hidden-dim", "3", "--compile-update")
+    folder = run_folder(here)
+    assert json.loads((folder / "launch.json").read_text())["compile_update"] is True
+    assert json.loads((folder / "metrics.json").read_text())["compiled_updates"] == 0
+    assert "is not compiled: there is no C++ compiler; install g++" in capfd.readouterr().err
