@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fdg.config import Config
 
-TUNED: dict[tuple[str, str], dict[str, Any]] = {}
+_SAC = dict(iterations=1563, learning_starts=10_000, lr=3e-4)
+_TD3 = dict(iterations=1563, learning_starts=10_000)
+TUNED: dict[tuple[str, str], dict[str, Any]] = {
+    ("sac", "HalfCheetah-v5"): _SAC,
+    ("sac", "Hopper-v5"): _SAC,
+    ("td3", "HalfCheetah-v5"): _TD3,
+    ("td3", "Hopper-v5"): _TD3,
+}
 """(algorithm, full environment id) → {field: value}."""
 
 
