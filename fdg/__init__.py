@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fdg.msrl import MSRL
     from fdg.normalize import Normalizer, RewardScaler
     from fdg.policy_step import fast, sample_categorical, sample_normal
+    from fdg.runtime.callbacks import Callback, StopTraining
     from fdg.runtime.environments import EnvSpec, step_mdp
     from fdg.runtime.replay import ReplayBuffer
     from fdg.runtime.run import Result, launch
@@ -32,6 +33,7 @@ _HOME = {
     "fdg.graph": ("Graph",),
     "fdg.msrl": ("MSRL",),
     "fdg.normalize": ("Normalizer", "RewardScaler"),
+    "fdg.runtime.callbacks": ("Callback", "StopTraining"),
     "fdg.runtime.environments": ("EnvSpec", "step_mdp"),
     "fdg.runtime.replay": ("ReplayBuffer",),
     "fdg.runtime.run": ("Result", "launch"),
@@ -42,6 +44,7 @@ __all__ = [
     "Actor",
     "Adam",
     "Agent",
+    "Callback",
     "CompileError",
     "Config",
     "EnvSpec",
@@ -55,6 +58,7 @@ __all__ = [
     "Result",
     "RewardScaler",
     "RunError",
+    "StopTraining",
     "Trainer",
     "UsageError",
     "fast",

@@ -1,4 +1,4 @@
-"""The command line: `fdg train`, `compare`, `graph`, `check`, `list`, `doctor`, `flame`.
+"""The command line: `fdg train`, `eval`, `plot`, `compare`, `graph`, `check`, `list`, `doctor`, `flame`.
 
 Everything heavy (torch, torchrl, the compiler) is imported inside the command that needs it, so that help, listings
 and drawings answer at once.
@@ -172,10 +172,22 @@ def train(
     algorithm: Name = None,
     env: Env = None,
     dist_policy: PolicyName = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="What runs the fragments (fdg list).")] = "inprocess",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What runs the fragments (fdg list); by default inprocess, or process if there are several --workers.",
+        ),
+    ] = None,
     actors: Actors = None,
     envs: Envs = None,
     workers: Workers = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="simple|sharded", help="Replay in one place, or in --replay-shards K (4) under sharded_replay."
+        ),
+    ] = None,
     replay_shards: Shards = None,
     sample_parallelism: Parallelism = "1",
     sample_work: Work = "0",
@@ -202,20 +214,37 @@ def train(
     ] = None,
     log_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is made.")] = Path("runs"),
     metrics_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run's metrics there.")] = None,
-    eval_episodes: Annotated[str, typer.Option(metavar="N", help="Episodes of the final evaluation.")] = "100",
+    plot: Annotated[bool, typer.Option("--plot", help="Draw returns and phases into the run folder.")] = False,
+    eval_every: Annotated[
+        str, typer.Option(metavar="N", help="Evaluate every N logged iterations; 0: only at the end.")
+    ] = "0",
+    eval_episodes: Annotated[
+        str | None, typer.Option(metavar="M", help="Episodes of an evaluation; 100 at the end, else 10.")
+    ] = None,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py:NAME", help="A callback of yours (see fdg.Callback); may be repeated."),
+    ] = None,
     quiet: Quiet = False,
     local: Annotated[bool, typer.Option("--local", help="Same as --dist-policy local.")] = False,
     help: Help = False,
 ) -> None:
     """Train. Every field of the algorithm's config is a flag: fdg train dqn --help lists them."""
+    if algorithm is None and resume is not None and not help:
+        algorithm = str(previous_flags(resume).get("algorithm") or "") or None
     if algorithm is None or help:
         return show_help(ctx, algorithm, help)
     target = find_target(algorithm)
     if local and dist_policy not in (None, "local"):
         raise UsageError(f"--local and --dist-policy {dist_policy} disagree; give one of them")
+    choose_replay(ctx, resume)
     flags = launch_flags(ctx, resume)
     policy = registry.find_policy("local" if flags["dist_policy"] is None else flags["dist_policy"])
     physical = read_launch_flags(flags)
+
+    from fdg.runtime.callbacks import find_callback
+
+    callbacks = [find_callback(name) for name in flags["callback"] or ()]
     for path, folder in [(metrics_json, False), (Path(trace) if trace else None, False), (log_dir, True)]:
         if path is not None:
             check_writable(path, folder)
@@ -240,19 +269,20 @@ def train(
         runs = RunFolder.again(home, state)
     else:
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
-    runs.flags = {name: value for name, value in flags.items() if value is not None}
+    runs.flags = {"algorithm": target.full_name, **{name: value for name, value in flags.items() if value is not None}}
     observers: list[Any] = [runs]
     try:
         with ExitStack() as stack:
             stack.enter_context(runs)
             if not quiet:
-                observers.append(stack.enter_context(RunConsole(folder=runs)))
+                observers.append(stack.enter_context(RunConsole(folder=runs, evaluates=bool(physical["eval_every"]))))
             result = launch(
                 trainer,
                 config,
                 policy=policy,
                 **physical,
                 observers=observers,
+                callbacks=callbacks,
                 folder=runs,
                 resume=state,
                 notice=notice,
@@ -261,13 +291,78 @@ def train(
     except (Stop, KeyboardInterrupt, RunError) as error:
         if runs.has_checkpoint():
             said = "stopped with a checkpoint" if isinstance(error, Stop) else "there is a checkpoint"
-            command = ["fdg", "train", algorithm, "--resume", str(runs.path)]
+            command = ["fdg", "train", "--resume", str(runs.path)]
             typer.echo(f"{said}; go on with: {shlex.join(command)}", err=True)
         if isinstance(error, Stop):
             raise typer.Exit(130) from None
         raise
     if metrics_json is not None:
         write(metrics_json, as_json(result.metrics), quiet)
+    if plot:
+        from fdg.plot import draw, read_run
+
+        drawn = draw([read_run(runs.path)], runs.path / "plot.png")
+        if not quiet:
+            typer.echo(f"plot {drawn}")
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a checkpoint in it.")],
+    episodes: Annotated[str, typer.Option(metavar="N", help="Episodes.")] = "100",
+    seed: Annotated[
+        str | None, typer.Option(metavar="S", help="Seed of environments and actions; by default the run's.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the return of each episode there.")
+    ] = None,
+) -> None:
+    """Evaluate what a run learned, on environments of its own."""
+    home = run_folder_of(run)
+    if not run.exists() or home is None or not (home / "config.json").is_file():
+        raise UsageError(f"{run} is no run folder: name one that fdg train made, such as runs/CartPole-v1__dqn__…")
+    number = count("--episodes", episodes, 1)
+    flags = previous_flags(home)
+    if "algorithm" not in flags:
+        raise UsageError(f"{home / 'launch.json'} does not say which algorithm ran; it is of an older version")
+    target = find_target(flags["algorithm"])
+    if json_file is not None:
+        check_writable(json_file)
+
+    from fdg.config import make_config
+    from fdg.runtime.evaluation import evaluate_run
+
+    trainer = target.load()
+    config = make_config(trainer.config_class(), json.loads((home / "config.json").read_text()))
+    chosen = config.seed if seed is None else count("--seed", seed, 0)
+    returns = evaluate_run(trainer, config, run, number, chosen)
+
+    from statistics import mean, pstdev
+
+    typer.echo(
+        f"{target.name} on {config.env}: mean return {mean(returns):.1f} ± {pstdev(returns):.1f} over {number} episodes"
+        f" (least {min(returns):.1f}, most {max(returns):.1f}), seed {chosen}"
+    )
+    if json_file is not None:
+        about = {"run": str(run), "env": config.env, "seed": chosen, "mean_return": mean(returns), "returns": returns}
+        write(json_file, json.dumps(about, indent=2) + "\n")
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="A PNG, PDF or SVG file.")] = Path(
+        "plot.png"
+    ),
+    title: Annotated[str, typer.Option(metavar="TEXT", help="A title.")] = "",
+) -> None:
+    """Draw runs: return over frames and over time, and where the time went; runs that differ in the seed are one line."""
+    check_writable(output)
+
+    from fdg.plot import draw, read_run
+
+    drawn = draw([read_run(run) for run in runs], output, title)
+    typer.echo(f"plot {drawn}")
 
 
 @app.command(**OPEN)
@@ -408,11 +503,10 @@ def check(
     from fdg.api import build_parts
     from fdg.capacity import Needs, check_workers, stuck
     from fdg.compiler.rowwise import check_learner
-    from fdg.runtime.environments import make_env
-    from fdg.runtime.parts import Parts
+    from fdg.runtime.parts import Parts, make_environment
     from fdg.runtime.process import worker_names
 
-    environment = make_env(config.env, config.envs, config.seed)
+    environment = make_environment(config, config.envs, config.seed)
     try:
         made = trainer(config)
         agent, buffer = build_parts(made, environment.spec)
@@ -489,12 +583,16 @@ def list_() -> None:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="Measure what steps this environment, and advise.")
+    ] = None,
+) -> None:
     """Look at the installation and the machine, and say the next step for what is missing."""
-    from fdg.doctor import examine
+    from fdg.doctor import examine, measure
 
     bad = 0
-    for finding in examine():
+    for finding in examine() if env is None else measure(env):
         bad += finding.state == "bad"
         typer.echo(f"{finding.state:<6}{finding.what:<20}{finding.seen}")
         if finding.next_step:
@@ -552,7 +650,9 @@ LAUNCH_FLAGS = (
     "deadline",
     "fuse",
     "compile_update",
+    "eval_every",
     "eval_episodes",
+    "callback",
 )
 """How a run is launched, and not what it is: they may change when it goes on."""
 
@@ -565,9 +665,33 @@ def launch_flags(ctx: typer.Context, resume: Path | None) -> dict[str, Any]:
         flags["dist_policy"] = "local"
         given.add("dist_policy")
     before = previous_flags(resume)
+    if flags["callback"] == []:
+        flags["callback"] = None
     if given & {"dist_policy", "engine"}:  # what was right for other processes
         before = {name: value for name, value in before.items() if name not in ("workers", "sample_parallelism")}
-    return flags | {name: value for name, value in before.items() if name in flags and name not in given}
+    flags |= {name: value for name, value in before.items() if name in flags and name not in given}
+    if flags["engine"] is None:
+        apart = any(str(flags[name] or "1") != "1" for name in ("workers", "sample_parallelism"))
+        flags["engine"] = "process" if apart else "inprocess"
+    return flags
+
+
+def choose_replay(ctx: typer.Context, resume: Path | None) -> None:
+    """`--replay simple|sharded` as the policy and the number of shards that it means."""
+    replay, shards = ctx.params["replay"], ctx.params["replay_shards"]
+    if replay is None:
+        return
+    if replay not in ("simple", "sharded"):
+        raise UsageError(f"--replay is {replay!r}; {did_you_mean(replay, ('simple', 'sharded'))}")
+    if resume is not None:
+        raise UsageError("--replay is of a run that begins; to go on under another policy write --dist-policy NAME")
+    if replay == "simple":
+        if shards not in (None, "1"):
+            raise UsageError(f"--replay simple has one shard, and --replay-shards is {shards}; write --replay sharded")
+        return
+    ctx.params["replay_shards"] = shards or "4"
+    if ctx.params["dist_policy"] is None and not ctx.params["local"]:
+        ctx.params["dist_policy"] = "sharded_replay"
 
 
 def previous_flags(resume: Path | None) -> dict[str, Any]:
@@ -581,13 +705,17 @@ def previous_flags(resume: Path | None) -> dict[str, Any]:
 
 def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of a launch as `launch` takes them, but for the policy."""
-    least = {"workers": 1, "sample_parallelism": 1, "sample_work": 0, "checkpoint_every": 0, "eval_episodes": 0}
+    least = {"workers": 1, "sample_parallelism": 1, "sample_work": 0, "checkpoint_every": 0, "eval_every": 0}
     values: dict[str, Any] = {"engine": registry.find_engine(flags["engine"])}
     for name, at_least in least.items():
         if name in flags:
             text = flags[name]
             values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
     values["replay_storage"] = registry.find_storage(flags["replay_storage"])
+    if "eval_episodes" in flags:
+        text = flags["eval_episodes"]
+        values["eval_episodes"] = 100 if text is None else count("--eval-episodes", text, 0)
+        values["eval_every_episodes"] = 10 if text is None else max(1, values["eval_episodes"])
     values |= {name: bool(flags[name]) for name in ("fuse", "compile_update") if name in flags}
     values["deadline"] = seconds("--deadline", flags["deadline"])
     return values

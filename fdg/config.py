@@ -48,6 +48,8 @@ class Config:
     """Shards of the replay buffer; actor a writes to shard a mod K."""
     iterations: int = 100
     """Turns of the trainer's outer loop."""
+    backend: str = "auto"
+    """What steps the environments: auto (a table says which), sync, or cartpole-vector; see fdg doctor --env ID."""
 
     def __post_init__(self) -> None:
         self.validate()

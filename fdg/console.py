@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -31,11 +32,16 @@ FIRST_LINES, LINE_SECONDS = 10, 2.0
 class RunConsole:
     """Shows one run. Use it in a `with`, so that the terminal is given back when the run fails."""
 
-    def __init__(self, console: Console | None = None, folder: RunFolder | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, folder: RunFolder | None = None, evaluates: bool = False
+    ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.folder = folder
         self.iterations = 0
         self.values: list[str] = []
+        self.evaluates = evaluates
+        """Whether there is a column for evaluations."""
+        self._path: Path | None = None
         self._rows: deque[dict[str, Any]] = deque(maxlen=ROWS_SHOWN)
         self._live: Live | None = None
         self._shown = 0.0
@@ -62,7 +68,7 @@ class RunConsole:
         self._rows.append(row)
         self._pending = True
         every = REFRESH_SECONDS if self._live else LINE_SECONDS if self._lines >= FIRST_LINES else 0.0
-        if time.monotonic() - self._shown >= every:
+        if time.monotonic() - self._shown >= every or "evaluation" in row:
             self._show()
 
     def on_end(self, metrics: dict[str, Any]) -> None:
@@ -70,11 +76,14 @@ class RunConsole:
         self.close()
         for line in summary(metrics):
             self.console.print(line, markup=False)
+        if self._path is not None and (written := worker_logs(self._path, metrics)):
+            self.console.print(f"  workers wrote  {', '.join(written)} in {self._path / 'logs'}", markup=False)
 
     def _name_folder(self) -> None:
         """Say once where the run is kept, when there is something in it: one that fails before leaves no folder."""
         if self.folder is not None:
-            self.console.print(f"run folder {self.folder.path}", markup=False)
+            self._path = self.folder.path
+            self.console.print(f"run folder {self._path}", markup=False)
             self.folder = None
 
     def close(self) -> None:
@@ -93,7 +102,7 @@ class RunConsole:
 
     @property
     def columns(self) -> list[str]:
-        return [*FIXED, *self.values, "time left"]
+        return [*FIXED, *(["eval"] if self.evaluates else []), *self.values, "time left"]
 
     def _cells(self, row: dict[str, Any]) -> list[str]:
         done = row["iteration"] + 1
@@ -105,6 +114,7 @@ class RunConsole:
             f"{row['frames']:,}",
             f"{row['frames_per_second']:,.0f}",
             number(row["episodic_return"]),
+            *([number(row.get("evaluation"))] if self.evaluates else []),
             *(number(row["values"].get(name)) for name in self.values),
             left,
         ]
@@ -157,6 +167,14 @@ def duration(seconds: float) -> str:
     if whole < 3 * DAY:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // DAY} days" if whole < 1000 * DAY else "years"
+
+
+def worker_logs(folder: Path, metrics: dict[str, Any]) -> list[str]:
+    """The logs to which user code in workers wrote something; a fragment's own lines begin with its name."""
+    if metrics.get("engine") != "process":
+        return []
+    logs = sorted((folder / "logs").glob("*.log"))
+    return [log.name for log in logs if log.stat().st_size and not log.read_text().startswith(f"{log.stem}: ")]
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`fdg doctor`: what this machine has, and the next step for what it lacks."""
+"""`fdg doctor`: what this machine has, and the next step for what it lacks; with `--env`, how fast an environment is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fdg import __version__
@@ -188,6 +188,94 @@ def torchrl_compiled_part() -> Finding:
     else:
         seen = "loads; FDG uses nothing of it"
     return Finding("torchrl's C++ part", "ok", seen)
+
+
+ENVS = (1, 8, 64)
+"""Numbers of environments that are tried."""
+SECONDS = 0.5
+"""How long each is stepped."""
+
+
+def measure(env: str) -> Iterator[Finding]:
+    """Frames per second of random actions, by backend and number of environments; then what to choose.
+
+    Raises:
+        UsageError: there is no such environment, or a package it needs is missing.
+    """
+    from fdg.runtime.backends import backend_for, make_rows, resolve_env
+
+    env_id = resolve_env(env)
+    chosen = backend_for(env_id)
+    yield Finding("environment", "ok", f"{env_id}, stepped by {chosen}")
+    speeds: dict[tuple[str, int], float] = {}
+    for backend in dict.fromkeys((chosen, "sync")):
+        for envs in ENVS:
+            rows = make_rows(env_id, envs, backend)
+            try:
+                rows.reset(list(range(envs)))
+                speeds[backend, envs] = frames_per_second(rows, envs)
+            finally:
+                rows.close()
+        seen = ", ".join(f"{speeds[backend, envs]:,.0f} with {envs}" for envs in ENVS)
+        yield Finding(backend, "ok", f"frames/s: {seen} environments")
+    apart = gymnasium_processes(env_id)
+    envs = ENVS[1]
+    yield Finding(
+        "a process each", "ok", f"frames/s: {apart:,.0f} with {envs} environments (Gymnasium's AsyncVectorEnv)"
+    )
+    yield from advice(env_id, chosen, speeds, apart / max(speeds[backend, envs] for backend, _ in speeds))
+
+
+def advice(env_id: str, chosen: str, speeds: dict[tuple[str, int], float], gain: float) -> Iterator[Finding]:
+    """What the measurements say; `gain` is how much faster processes were."""
+    best = max(speeds, key=lambda key: speeds[key])[0]
+    own = {envs: speed for (backend, envs), speed in speeds.items() if backend == best}
+    enough = min(envs for envs, speed in own.items() if speed > 0.8 * max(own.values()))
+    seen = "the backend of the table is the fastest" if best == chosen else f"{best} is faster here than {chosen}"
+    words = [*([] if best == chosen else [f"--backend {best}"]), f"--envs {enough}"]
+    yield Finding("advice", "ok", f"{seen}, {enough} at a time are enough for its speed", " ".join(words))
+    if gain > 1.2:
+        seen, step = (
+            f"processes are {gain:.1f} times as fast",
+            "--actors 2 --workers 2 (or more) shares them over the cores",
+        )
+    else:
+        seen, step = "other processes would not step them faster", "keep them in one: leave --workers out"
+    yield Finding("", "ok", seen, step)
+
+
+def frames_per_second(rows: Any, envs: int) -> float:
+    """Steps of single environments in a second, under random actions."""
+    from gymnasium.vector.utils import batch_space
+
+    space = batch_space(rows.action_space, envs)
+    space.seed(1)
+    actions = [space.sample() for _ in range(64)]
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS:
+        rows.step(actions[steps % len(actions)])
+        steps += 1
+    return steps * envs / (time.perf_counter() - start)
+
+
+def gymnasium_processes(env_id: str) -> float:
+    """Frames per second of environments in a process each, which FDG does not use: its workers have actors with them."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    from fdg.runtime.backends import maker
+
+    vector = AsyncVectorEnv([maker(env_id)] * ENVS[1])
+    try:
+        vector.reset(seed=1)
+        vector.action_space.seed(1)
+        actions = [vector.action_space.sample() for _ in range(64)]
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < SECONDS:
+            vector.step(actions[steps % len(actions)])
+            steps += 1
+        return steps * ENVS[1] / (time.perf_counter() - start)
+    finally:
+        vector.close()
 
 
 def first_line(error: BaseException) -> str:

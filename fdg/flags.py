@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,6 @@ ALIASES = {
     "num_envs": "envs",
     "learning_rate": "lr",
     "env_id": "env",
-    "collections": "iterations",
     "num_iterations": "iterations",
     "num_actors": "actors",
     "optim_steps": "updates",
@@ -30,12 +30,13 @@ ALIASES = {
 TIMESTEPS = "total_timesteps"
 """Not a field: frames to see, turned into iterations."""
 
-COLLECTION = "frames_per_collection"
-"""Not a field: frames of one iteration over all environments, turned into the steps of each."""
+COLLECTION, COLLECTIONS = "frames_per_collection", "collections"
+"""Not fields: frames that one collector brings in an iteration, turned into environments and steps of each actor; and
+how many collectors there are, which is actors."""
 
 
-SHARED = tuple(field.name for field in dataclasses.fields(Config))
-"""The fields that every algorithm has."""
+SHARED = tuple(field.name for field in dataclasses.fields(Config) if field.name != "backend")
+"""The fields that every algorithm has, and that commands have flags for."""
 
 
 def read_config(
@@ -63,18 +64,39 @@ def read_config(
     defaults = {field.name: field.default for field in dataclasses.fields(cls)} | dict(base or {})
     values["env"] = resolve_env(values.get("env", defaults["env"]))  # the full id is what is recorded
     base = {**(tuned(algorithm, values["env"]) if base is None else base), "env": values["env"]}
-    frames = values.pop(COLLECTION, None)
-    if frames is not None:
-        if "steps" in values:
-            raise UsageError("--frames-per-collection and --steps both say how much to collect; give one of them")
-        config = make_config(cls, {**base, **values})
-        values["steps"] = math.ceil(whole_number(COLLECTION, frames) / (config.actors * config.envs))
+    collect(cls, values, base)
+    if str(values.get("seed")) == "-1":  # Flame's examples: any seed; it is recorded like one that was given
+        values["seed"] = secrets.randbelow(2**32)
     timesteps = values.pop(TIMESTEPS, None)
     if timesteps is not None:
         if "iterations" in values:
             raise UsageError("--total-timesteps and --iterations both say how long to train; give one of them")
         values["iterations"] = iterations_for(make_config(cls, {**base, **values}), timesteps)
     return make_config(cls, {**base, **values})
+
+
+def collect(cls: type[Config], values: dict[str, Any], base: Mapping[str, Any]) -> None:
+    """Turn `--collections C` and `--frames-per-collection F` into actors, environments and steps.
+
+    C actors collect F frames each per iteration. Where the number of environments is not given, it is made to divide F,
+    so that there are as many frames as were asked for. With `--actors` given as well, those collect the C × F frames.
+    """
+    collections, frames = values.pop(COLLECTIONS, None), values.pop(COLLECTION, None)
+    collectors = 1 if collections is None else whole_number(COLLECTIONS, collections)
+    shared = collections is not None and "actors" in values
+    if collections is not None:
+        values.setdefault("actors", collectors)
+    if frames is None:
+        return
+    if "steps" in values:
+        raise UsageError("--frames-per-collection and --steps both say how much to collect; give one of them")
+    config = make_config(cls, {**base, **values})
+    wanted = whole_number(COLLECTION, frames)
+    if shared:
+        wanted = math.ceil(wanted * collectors / config.actors)
+    if "envs" not in values:
+        values["envs"] = max(envs for envs in range(1, min(config.envs, wanted) + 1) if wanted % envs == 0)
+    values["steps"] = math.ceil(wanted / int(values.get("envs", config.envs)))
 
 
 def changes(config: Config, base: Mapping[str, Any]) -> str:
@@ -140,7 +162,7 @@ def field_name(key: str, types: Mapping[str, Any]) -> str | None:
     for candidate in (name, *others):
         if candidate in types:
             return candidate
-    return name if name == TIMESTEPS or (name == COLLECTION and "steps" in types) else None
+    return name if name == TIMESTEPS or (name in (COLLECTION, COLLECTIONS) and "steps" in types) else None
 
 
 def iterations_for(config: Config, timesteps: str) -> int:

@@ -12,7 +12,7 @@ import torch
 from fdg.api import Actor, Learner
 from fdg.errors import RunError, UsageError
 from fdg.runtime.environments import Environment, begin_rows
-from fdg.runtime.evaluation import Evaluator
+from fdg.runtime.evaluation import Evaluator, evaluate_apart
 from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
 from fdg.runtime.streams import Streams, derive_seed
@@ -46,13 +46,14 @@ class MSRL:
         learner: Learner | None = None,
         buffer: ReplayBuffer | None = None,
         evaluation: Callable[[], tuple[Evaluator, Actor]] | None = None,
+        watcher: Callable[[], Actor] | None = None,
         log: Callable[..., None] | None = None,
         weights: list[torch.Tensor] | None = None,
         sample_work: int = 0,
     ) -> None:
         self.config, self.streams, self.index = config, streams, index
         self._env, self._actor, self._learner, self._buffer = env, actor, learner, buffer
-        self._evaluation, self._log = evaluation, log
+        self._evaluation, self._watcher, self._log = evaluation, watcher, log
         self._weights = weights or []
         self._marks = self._versions()
         self._several = config.actors > 1
@@ -207,6 +208,23 @@ class MSRL:
         evaluator, actor = self._evaluation()
         with self.streams.of("evaluate"):
             return evaluator.run(actor, episodes, derive_seed(self.config.seed, "evaluate") % 2**31)
+
+    def returns_apart(self, episodes: int, seed: int) -> list[float]:
+        """Returns of some episodes, for the run and not for `train`: random numbers and the actor's own state (all but
+        the weights) are new each time, so that nothing is left for the next evaluation of either to see."""
+        assert self._evaluation is not None
+        evaluator, _ = self._evaluation()
+        return evaluate_apart(evaluator, self._new_watcher(), episodes, seed)
+
+    def policy_state(self) -> dict[str, Any]:
+        """The actor as it would be evaluated, as plain data."""
+        from fdg.runtime.snapshot import state_of
+
+        return state_of(self._new_watcher(), "the actor")
+
+    def _new_watcher(self) -> Actor:
+        assert self._watcher is not None
+        return self._watcher()
 
     # driver
 

@@ -61,6 +61,11 @@ class Source:
 class Target(Source):
     """A trainer to run."""
 
+    @property
+    def full_name(self) -> str:
+        """What names it wherever the command is given: a bundled algorithm's name, or `/path/FILE.py:CLASS`."""
+        return self.name if self.module else f"{self.file}:{self.class_name}"
+
     def load(self) -> type[Trainer]:
         """Import the trainer.
 

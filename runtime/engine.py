@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,8 +32,12 @@ class Engine(Protocol):
         """The learner's parameters by name; empty without a learner."""
         ...
 
-    def evaluate(self, episodes: int) -> float | None:
-        """Mean return of the learner's policy; None without a learner."""
+    def evaluate(self, episodes: int, seed: int) -> list[float] | None:
+        """Returns of the learner's policy, which depend on it and the seed alone; None without a learner."""
+        ...
+
+    def policy_state(self) -> dict[str, Any] | None:
+        """The actor with the learner's weights, as plain data; None without a learner."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -49,6 +54,10 @@ class Engine(Protocol):
 
     def spans(self) -> list[Place]:
         """What workers noted for the trace; nothing of this process."""
+        ...
+
+    def log_to(self, folder: Path) -> None:
+        """Where workers of this machine print to, each to a file of its own."""
         ...
 
     def stop(self) -> None:

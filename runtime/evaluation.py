@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from fdg.api import Actor
-from fdg.errors import RunError, UsageError
+from fdg.api import Actor, Trainer, build_parts
+from fdg.config import Config
+from fdg.errors import CheckpointError, RunError, UsageError
 from fdg.runtime.environments import Environment, EnvSpec, make_env, step_mdp
+from fdg.runtime.streams import Streams, derive_seed
 
 ROWS = 16
 """Environments side by side. Part of the result, since each row runs its own episodes."""
@@ -79,6 +82,46 @@ class Evaluator:
             make = self._make or (lambda rows, seed: make_env(self._name, rows, seed, backend=self._backend))
             self._env = make(rows, seed)
         return self._env
+
+
+def evaluate_apart(evaluator: Evaluator, actor: Actor, episodes: int, seed: int) -> list[float]:
+    """Returns of `episodes` episodes that depend on the actor and the seed alone: random numbers are new ones too."""
+    with Streams(seed).of("evaluate"):
+        return evaluator.run(actor, episodes, derive_seed(seed, "evaluate") % 2**31)
+
+
+def evaluate_run(trainer: type[Trainer], config: Config, run: str | Path, episodes: int, seed: int) -> list[float]:
+    """Returns of what a run learned: of its final policy, or of its newest checkpoint if it has not ended.
+
+    Raises:
+        CheckpointError: there is neither, or it does not fit the trainer of today.
+    """
+    from fdg.runtime import checkpoint
+    from fdg.runtime.parts import actor_environment
+    from fdg.runtime.runfolder import POLICY
+    from fdg.runtime.snapshot import restore
+
+    final = Path(run) / POLICY
+    state = checkpoint.load(final if final.is_file() else checkpoint.latest(run))
+    if state.get("trainer") != trainer.__name__:
+        raise CheckpointError(f"{run} is a run of {state.get('trainer')}, not of {trainer.__name__}")
+    streams = Streams(config.seed)
+    environment = actor_environment(config, streams, 0)
+    try:
+        with streams.of("build"):
+            agent, _ = build_parts(trainer(config), environment.spec)
+    finally:
+        environment.close()
+    if "actor" in state:
+        restore(agent.actor, state["actor"], "the actor")
+    else:
+        restore(agent.actor, state["components"]["actor"][0])
+        restore(agent.learner, state["components"]["learner"])
+    evaluator = Evaluator(environment.spec)
+    try:
+        return evaluate_apart(evaluator, agent.actor, episodes, seed)
+    finally:
+        evaluator.close()
 
 
 def evaluate(actor: Actor, env: EnvSpec | str, episodes: int, seed: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +35,11 @@ class InProcess:
     def parameters(self) -> dict[str, torch.Tensor]:
         return parameters_of(self.learner._learner) if self.learner is not None else {}
 
-    def evaluate(self, episodes: int) -> float | None:
-        return self.learner.evaluate(episodes) if self.learner is not None else None
+    def evaluate(self, episodes: int, seed: int) -> list[float] | None:
+        return self.learner.returns_apart(episodes, seed) if self.learner is not None else None
+
+    def policy_state(self) -> dict[str, Any] | None:
+        return self.learner.policy_state() if self.learner is not None else None
 
     def state(self) -> dict[str, Any]:
         return self.host.state()
@@ -48,6 +52,9 @@ class InProcess:
 
     def spans(self) -> list[trace.Place]:
         return []
+
+    def log_to(self, folder: Path) -> None:
+        """There are no workers."""
 
     def stop(self) -> None:
         pass

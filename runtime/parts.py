@@ -151,10 +151,11 @@ class Parts:
         components = self.fragments[fragment].components
         agent: Agent | None = None
         weights: list[torch.Tensor] = []
-        evaluation = None
+        evaluation = new_watcher = None
         if "learner" in components:
             agent, weights = copy_component(self.agent, self.places, "the agent")
-            watcher = evaluation_actor(agent.actor, [place_of(tensor) for tensor in weights], weights)
+            new_watcher = evaluation_actors(agent.actor, [place_of(tensor) for tensor in weights], weights)
+            watcher = new_watcher()
             evaluation = lambda: (self.evaluator, watcher)  # noqa: E731
         msrl = MSRL(
             config=self.config,
@@ -162,6 +163,7 @@ class Parts:
             learner=agent.learner if agent else None,
             buffer=self.buffer if "buffer" in components else None,
             evaluation=evaluation,
+            watcher=new_watcher,
             weights=weights,
             sample_work=self.sample_work,
         )
@@ -171,7 +173,8 @@ class Parts:
     def local(self, log: Any) -> MSRL:
         """Everything in one place: the user's own objects."""
         weights = self.weights()
-        watcher = evaluation_actor(self.agent.actor, self.places, weights)
+        new_watcher = evaluation_actors(self.agent.actor, self.places, weights)
+        watcher = new_watcher()
         msrl = MSRL(
             config=self.config,
             streams=self.streams,
@@ -180,6 +183,7 @@ class Parts:
             learner=self.agent.learner,
             buffer=self.buffer,
             evaluation=lambda: (self.evaluator, watcher),
+            watcher=new_watcher,
             log=log,
             weights=weights,
             sample_work=self.sample_work,
@@ -205,7 +209,9 @@ class Parts:
 def make_environment(config: Config, rows: int, seed: int) -> Environment:
     """Environments by name, or, in a test, from the factory that stands in the config."""
     env: Any = config.env
-    return env(rows, seed) if callable(env) else make_env(env, rows, seed)
+    if callable(env):
+        return env(rows, seed)
+    return make_env(env, rows, seed, backend=None if config.backend == "auto" else config.backend)
 
 
 def actor_environment(config: Config, streams: Streams, index: int, actors: int = 1) -> Environment:
@@ -220,12 +226,18 @@ def tensors_at(component: Any, places: list[Any]) -> list[torch.Tensor]:
     return [found[place] for place in places]
 
 
-def evaluation_actor(actor: Actor, places: list[Any], weights: list[torch.Tensor]) -> Actor:
-    """An actor for evaluation: it has the given weights themselves, and copies of all else."""
+def evaluation_actors(actor: Actor, places: list[Any], weights: list[torch.Tensor]) -> Callable[[], Actor]:
+    """What makes actors for evaluation: each has the given weights themselves, and copies of all else as it is now."""
     data, tensors = take_apart(actor, "the actor")
     known = dict(zip(places, weights, strict=True))
-    copies = clone_tensors(tensors)
-    return put_together(data, [known.get(place_of(old), new) for old, new in zip(tensors, copies, strict=True)])
+    kept = [known.get(place_of(old)) for old in tensors]
+    others = clone_tensors([old for old, weight in zip(tensors, kept, strict=True) if weight is None])
+
+    def make() -> Actor:
+        copies = iter(clone_tensors(others))
+        return put_together(data, [next(copies) if weight is None else weight for weight in kept])
+
+    return make
 
 
 LARGE = ("torchrl", "torchrl.objectives", "torchrl.modules", "mujoco", "gymnasium.envs.mujoco")

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -196,6 +197,13 @@ class Processes:
             self.hear(self.remotes)
         if local:
             self._open_replay(local)
+
+    def log_to(self, folder: Path) -> None:
+        """From now on what a worker prints goes to a file of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for remote in self.remotes:
+            remote.ask("log_to", str(folder.absolute() / f"{remote.name.replace('[', '-').rstrip(']')}.log"))
+        self.hear(self.remotes)
 
     def _started(self) -> None:
         """All workers have been asked for."""
@@ -475,17 +483,19 @@ class Processes:
         return [trace.Place(seen[0], remote.name, seen[1]) for remote, seen in zip(self.remotes, found, strict=True)]
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        remote = self._learner()
-        if remote is None:
-            return {}
-        remote.ask("parameters")
-        return self.hear([remote])[0]
+        return self._ask_learner("parameters") or {}
 
-    def evaluate(self, episodes: int) -> float | None:
+    def evaluate(self, episodes: int, seed: int) -> list[float] | None:
+        return self._ask_learner("evaluate", episodes, seed)
+
+    def policy_state(self) -> dict[str, Any] | None:
+        return self._ask_learner("policy_state")
+
+    def _ask_learner(self, name: str, *arguments: Any) -> Any:
         remote = self._learner()
         if remote is None:
             return None
-        remote.ask("evaluate", episodes)
+        remote.ask(name, *arguments)
         return self.hear([remote])[0]
 
 

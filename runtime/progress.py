@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ class Progress:
         """Seconds of the run before it was resumed."""
         self.reported = 0
         """Rows that observers have seen: a run that goes back to a checkpoint makes some of them again."""
+        self.eval_every = 0
+        """Rows between two evaluations; 0: none."""
+        self.evaluate: Callable[[], list[float] | None] = lambda: None
 
     def seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.start
@@ -87,10 +90,27 @@ class Progress:
             "values": values,
         }
         self.history.append(row)
+        returns = None
+        if self.eval_every and len(self.history) % self.eval_every == 0 and (returns := self.evaluate()):
+            row["evaluation"] = sum(returns) / len(returns)
         if len(self.history) > self.reported:
             self.reported = len(self.history)
             for observer in self.observers:
                 observer.on_log(row)
+            if returns:
+                self.tell_evaluation(row["iteration"], returns)
+
+    def tell_evaluation(self, iteration: int | None, returns: list[float]) -> None:
+        """Tell those who want to know of an evaluation; the final one has no iteration."""
+        about = {
+            "iteration": iteration,
+            "frames": self.frames(),
+            "returns": returns,
+            "mean_return": sum(returns) / len(returns),
+        }
+        for observer in self.observers:
+            if hasattr(observer, "on_evaluation"):
+                observer.on_evaluation(about)
 
 
 def plain_numbers(value: Any, metrics: dict[str, Any]) -> dict[str, float]:

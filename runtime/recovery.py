@@ -106,7 +106,7 @@ def read(path: str | Path, trainer_class: type[Trainer]) -> State:
     return state
 
 
-FIXED = ("env", "seed", "actors", "envs")
+FIXED = ("env", "seed", "actors", "envs", "backend")
 """Fields that make a run another one: environments and random streams go on where they were."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import io
 import math
 import os
@@ -18,14 +20,15 @@ import torch
 from fdg.api import Actor, Trainer, build_parts
 from fdg.capacity import Needs, check_workers, stuck
 from fdg.config import Config, make_config
-from fdg.errors import CompileError, UsageError, WorkerLost
+from fdg.errors import CheckpointError, CompileError, UsageError, WorkerLost
 from fdg.graph import Graph
 from fdg.msrl import MSRL
 from fdg.registry import find_engine, find_policy, find_storage
-from fdg.runtime import recovery
+from fdg.runtime import checkpoint, recovery
 from fdg.runtime import trace as tracing
-from fdg.runtime.backends import resolve_env
+from fdg.runtime.backends import backend_for, resolve_env
 from fdg.runtime.boundary import Boundaries, Point, Stop
+from fdg.runtime.callbacks import Callbacks, StopTraining
 from fdg.runtime.coordinator import Coordinator, DriverMSRL, global_value
 from fdg.runtime.engine import Engine
 from fdg.runtime.inprocess import InProcess
@@ -33,6 +36,7 @@ from fdg.runtime.load import load_class
 from fdg.runtime.parts import Parts, actor_environment
 from fdg.runtime.progress import Progress
 from fdg.runtime.rows import Table
+from fdg.runtime.runfolder import LOGS, POLICY
 from fdg.runtime.session import Session
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
@@ -68,6 +72,8 @@ class Options:
     sample_parallelism: int = 1
     sample_work: int = 0
     eval_episodes: int = 0
+    eval_every: int = 0
+    eval_every_episodes: int = 10
     threads: int = 1
     passes: Iterable[str] | None = None
     deadline: float = 60.0
@@ -90,8 +96,11 @@ def launch(
     sample_parallelism: int = 1,
     sample_work: int = 0,
     eval_episodes: int = 0,
+    eval_every: int = 0,
+    eval_every_episodes: int = 10,
     threads: int = 1,
     observers: Iterable[Any] = (),
+    callbacks: Iterable[Any] = (),
     passes: Iterable[str] | None = None,
     graph: Graph | None = None,
     checkpoint_every: int = 0,
@@ -109,6 +118,9 @@ def launch(
     """Train. The result depends on the trainer and its config alone, not on policy, engine or workers.
 
     >>> launch(DQN, iterations=5, seed=7, policy="single_learner_coarse").params_sha256          # doctest: +SKIP
+
+    `eval_episodes` is the number of episodes of the final evaluation; every `eval_every` calls of `log`, the policy is
+    evaluated over `eval_every_episodes`. `callbacks` are told what happens, see `fdg.Callback`.
 
     `threads` is the number of torch's threads. `graph` runs a graph made (or edited) before; without it the trainer is
     projected here. A checkpoint is taken every `checkpoint_every` turns of the outermost loop, and written to `folder` if
@@ -144,21 +156,30 @@ def launch(
         else:
             base = tuned_settings(trainer_class, overrides) if tuned else {}
         config = make_config(trainer_class.config_class(), {**base, **overrides})
+    if config.backend == "auto" and isinstance(config.env, str):
+        config = copy.copy(config)
+        config.env = resolve_env(config.env)
+        config.backend = backend_for(config.env)  # part of the experiment, so it is recorded
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
     options = Options(
-        engine,
-        workers,
-        sample_parallelism,
-        sample_work,
-        eval_episodes,
-        threads,
-        passes,
-        deadline,
-        fuse,
-        replay_storage,
-        compile_update,
+        engine=engine,
+        workers=workers,
+        sample_parallelism=sample_parallelism,
+        sample_work=sample_work,
+        eval_episodes=eval_episodes,
+        eval_every=eval_every,
+        eval_every_episodes=eval_every_episodes,
+        threads=threads,
+        passes=passes,
+        deadline=deadline,
+        fuse=fuse,
+        replay_storage=replay_storage,
+        compile_update=compile_update,
     )
+    watchers = tuple(observers)
+    if callbacks := tuple(callbacks):
+        watchers += (Callbacks(callbacks, config.seed),)
     if trace is not None:
         tracing.begin()
     before = torch.get_num_threads()
@@ -168,7 +189,7 @@ def launch(
             run = None
             with tables(options) as table:
                 try:
-                    run = Run(trainer_class, config, chosen, tuple(observers), options, session, table)
+                    run = Run(trainer_class, config, chosen, watchers, options, session, table)
                     return run.go(graph)
                 except WorkerLost as error:
                     session.lost(error)
@@ -265,18 +286,25 @@ class Run:
             point, lost = recovery.go_on(state, trainer, msrl, self.coordinator, self.progress)
             for item in lost:
                 self.session.notice(item)
+        self.progress.eval_every = self.options.eval_every
+        self.progress.evaluate = lambda: self.evaluate(msrl, self.options.eval_every_episodes)
         if self.session.wanted:
             msrl.attach(Boundaries(lambda point: self.boundary(point, trainer, msrl), point))
         if not self.session.started:
             self.session.started = True
             for observer in self.observers:
                 observer.on_start(self.config, graph)
+        if self.session.folder is not None and self.engine is not None and self.engine.name == "process":
+            self.engine.log_to(Path(self.session.folder) / LOGS)
         self.progress.start = time.perf_counter()
         with self.streams.of("driver"), self.session.interruptible():
             if state is not None:
                 recovery.set_random_state(state["random"])
             with tracing.span(tracing.DRIVER_ROW, f"{self.trainer_class.__name__}.train", "train"):
-                returned = trainer.train()
+                try:
+                    returned = trainer.train()
+                except StopTraining:
+                    returned = None
         if tracing.on() and self.engine is not None:
             self.session.places += self.engine.spans()
         return self.result(trainer, returned, msrl, graph)
@@ -346,18 +374,21 @@ class Run:
         if not self.session.due(point):
             return
         skipped = self.shared_attributes
-        self.session.keep(
+        kept = self.session.keep(
             {
                 **recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress),
                 "agent": recovery.agent_hash(self.agent),
             }
         )
+        for observer in self.observers:
+            if hasattr(observer, "on_checkpoint"):
+                observer.on_checkpoint(kept)
         if self.session.stopping:
             raise Stop
 
     def result(self, trainer: Any, returned: Any, msrl: MSRL, graph: Graph | None) -> Result:
         coordinator = self.coordinator
-        seconds = self.progress.seconds()
+        seconds, phases = self.progress.seconds(), dict(self.phases(msrl))
         self.progress.drain()
         for name, value in vars(trainer).items():
             if isinstance(value, (Handle, Varying)):
@@ -366,11 +397,13 @@ class Run:
         mean = self.progress.mean_return()
         if coordinator is None:
             parameters = parameters_of(msrl._learner) if msrl._learner is not None else {}
-            evaluate: Any = msrl.evaluate if msrl._learner is not None else lambda episodes: None
         else:
-            parameters, evaluate = coordinator.engine.parameters(), coordinator.engine.evaluate
-        if self.options.eval_episodes and (measured := evaluate(self.options.eval_episodes)) is not None:
-            mean = measured
+            parameters = coordinator.engine.parameters()
+        self.save_policy(msrl)
+        if self.options.eval_episodes and (returns := self.evaluate(msrl, self.options.eval_episodes)):
+            mean = sum(returns) / len(returns)
+            with contextlib.suppress(StopTraining):
+                self.progress.tell_evaluation(None, returns)
         metrics = {
             "algorithm": self.trainer_class.__name__.lower(),
             "env": self.config.env,
@@ -389,7 +422,7 @@ class Run:
             "seconds": seconds,
             "frames_per_second": self.progress.frames() / seconds if seconds else 0.0,
             "mean_reward": mean,
-            "phases": msrl.record.phases if coordinator is None else coordinator.phases,
+            "phases": phases,
             "bytes": {f"{e.source}->{e.target}:{e.value}": e.bytes for e in graph.edges}
             if coordinator and graph
             else {},
@@ -400,6 +433,36 @@ class Run:
         for observer in self.observers:
             observer.on_end(metrics)
         return Result(trainer, returned, metrics, self.progress.history, parameters, graph, metrics["calls"])
+
+    def evaluate(self, msrl: MSRL, episodes: int) -> list[float] | None:
+        """Returns of the policy as it is now; None without a learner."""
+        start = time.perf_counter()
+        if self.coordinator is not None:
+            returns = self.coordinator.engine.evaluate(episodes, self.config.seed)
+        else:
+            returns = msrl.returns_apart(episodes, self.config.seed) if msrl._learner is not None else None
+        phases = self.phases(msrl)
+        phases["evaluate"] = phases.get("evaluate", 0.0) + time.perf_counter() - start
+        return returns
+
+    def phases(self, msrl: MSRL) -> dict[str, float]:
+        return msrl.record.phases if self.coordinator is None else self.coordinator.phases
+
+    def save_policy(self, msrl: MSRL) -> None:
+        """Keep the policy in the run folder, for `fdg eval`."""
+        if self.session.folder is None:
+            return
+        try:
+            if self.coordinator is not None:
+                state = self.coordinator.engine.policy_state()
+            else:
+                state = msrl.policy_state() if msrl._learner is not None else None
+            if state is not None:
+                checkpoint.save(
+                    Path(self.session.folder) / POLICY, {"trainer": self.trainer_class.__name__, "actor": state}
+                )
+        except CheckpointError as error:
+            self.session.notice(f"the policy is not kept for fdg eval: {error}")
 
     def start_engine(self, parts: Parts) -> Engine:
         if self.options.engine == "inprocess" or self.policy.name == "local":

@@ -3,7 +3,9 @@
     runs/<env>__<algo>__<policy>__<seed>__<time>/
         config.json  launch.json  graph.json  graph.txt  fragments/*.py     what ran, and how
         metrics.csv  events.out.tfevents…  metrics.json                     how it went
+        logs/<fragment>.log  logs/<worker>.log                              what each fragment did, what each worker printed
         checkpoints/*.fdg                                                   from where it can go on
+        policy.fdg                                                          what it learned, for `fdg eval`
 
 A RunFolder is an observer of a run, see `Observer`.
 """
@@ -25,6 +27,7 @@ from fdg.errors import UsageError
 from fdg.graph import Graph
 from fdg.runtime import checkpoint
 
+EVALUATION = "eval/episodic_return"
 COLUMNS = ("iteration", "frames", "episodes", "seconds", "frames_per_second", "episodic_return")
 
 
@@ -35,7 +38,8 @@ class Observer(Protocol):
     evaluation, and not at all if the run fails. A row holds iteration, frames, episodes, seconds, frames_per_second,
     episodic_return (None before the first episode ends) and values {name: number}. An observer with a method `on_needs`
     gets the `fdg.capacity.Needs` of the run before anything is started; one with `on_cross` gets the edge and the value of
-    each crossing between the driver and a fragment.
+    each crossing between the driver and a fragment; `on_evaluation` and `on_checkpoint` are as in `fdg.Callback`. A row
+    with an evaluation has its mean return as `evaluation`.
     """
 
     def on_start(self, config: Config, graph: Graph | None) -> None: ...
@@ -45,7 +49,7 @@ class Observer(Protocol):
     def on_end(self, metrics: dict[str, Any]) -> None: ...
 
 
-LAUNCH = "launch.json"
+LAUNCH, LOGS, POLICY = "launch.json", "logs", "policy.fdg"
 
 
 class RunFolder:
@@ -64,6 +68,7 @@ class RunFolder:
         self._columns: list[str] = []
         self._csv: TextIO | None = None
         self._events: Events | None = None
+        self._graph: Graph | None = None
 
     @classmethod
     def again(cls, path: Path, state: dict[str, Any]) -> RunFolder:
@@ -81,6 +86,7 @@ class RunFolder:
             self.made = True
         write_json(self.path / "config.json", dataclasses.asdict(config))
         write_json(self.path / LAUNCH, self.flags)
+        self._graph = graph
         if graph is not None:
             write_graph(self.path, graph)
         self._events = open_events(self.path)
@@ -109,6 +115,8 @@ class RunFolder:
         cells = {name: row[name] for name in COLUMNS}
         for name, value in own_values(row).items():
             cells[name if name not in COLUMNS else f"values/{name}"] = value
+        if "evaluation" in row:
+            cells[EVALUATION] = row["evaluation"]
         if new := [name for name in cells if name not in self._columns]:
             self._widen(new)
         csv.DictWriter(self._csv, self._columns).writerow(cells)  # type: ignore[arg-type, type-var]
@@ -118,8 +126,10 @@ class RunFolder:
 
     def on_end(self, metrics: dict[str, Any]) -> None:
         write_json(self.path / "metrics.json", metrics)
+        if self._graph is not None:
+            write_logs(self.path / LOGS, self._graph, metrics)
         if self._events is not None:
-            self._events.write(metrics["frames"], {"eval/episodic_return": metrics.get("mean_reward")})
+            self._events.write(metrics["frames"], {EVALUATION: metrics.get("mean_reward")})
 
     def _widen(self, new: list[str]) -> None:
         """Start metrics.csv, or write it anew when a value is logged for the first time later on."""
@@ -174,6 +184,25 @@ def write_graph(folder: Path, graph: Graph) -> None:
     (folder / "fragments").mkdir()
     for name, source in [("driver", graph.driver), *((part.name, part.source) for part in graph.fragments.values())]:
         (folder / "fragments" / f"{name}.py").write_text(source)
+
+
+def write_logs(folder: Path, graph: Graph, metrics: dict[str, Any]) -> None:
+    """What each fragment did: its regions, where they stand in the user's source, how often each was called."""
+    folder.mkdir(exist_ok=True)
+    calls = metrics["calls"]
+    for part in graph.fragments.values():
+        lines = [f"{part.name}: {', '.join(part.components)}; engine {metrics['engine']}"]
+        if not calls:
+            lines.append("the whole of train, uncut")
+        for region in part.regions if calls else ():
+            first, last = region.lines
+            count = calls.get(f"{part.name}.{region.name}", 0)
+            lines.append(f"{count:>10,} calls  {region.name}  {Path(region.file).name}:{first}-{last}")
+        for edge in graph.edges:
+            if calls and part.name in (edge.source, edge.target):
+                lines.append(f"{edge.bytes:>10,} bytes  {edge.source} → {edge.target} `{edge.value}`")
+        with open(folder / f"{part.name}.log", "a") as log:
+            log.write("\n".join(lines) + "\n")
 
 
 def write_json(file: str | Path, data: Any) -> None:
@@ -241,4 +270,5 @@ def own_values(row: dict[str, Any]) -> dict[str, float]:
 def event_names(row: dict[str, Any]) -> dict[str, float | None]:
     """A row's numbers under CleanRL's names."""
     losses = {f"losses/{name}": value for name, value in own_values(row).items()}
-    return {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"], **losses}
+    charts = {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"]}
+    return {**charts, **losses, EVALUATION: row.get("evaluation")}

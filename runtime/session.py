@@ -66,9 +66,11 @@ class Session:
             return True
         return bool(self.every) and (point.ended or (self.done > 0 and self.done % self.every == 0))
 
-    def keep(self, state: dict[str, Any]) -> None:
+    def keep(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Keep a state as the newest checkpoint; says how many turns are done, and where it is if it is a file."""
         state["number"] = self.number
         self.last = state if self.folder is None else checkpoint.write(Path(self.folder), self.done, state)
+        return {"turns": self.done, "path": self.last if isinstance(self.last, Path) else None}
 
     def lost(self, error: WorkerLost) -> None:
         """A worker is gone: say so, or give up."""

@@ -80,6 +80,15 @@ class Worker:
         sys.path[:] = entries
         importlib.invalidate_caches()
 
+    def log_to(self, file: str) -> None:
+        """Print to a file from now on."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with open(file, "a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
     def pin(self, cpu: int) -> None:
         """Stay on one CPU."""
         with contextlib.suppress(OSError):
@@ -185,8 +194,11 @@ class Worker:
     def parameters(self) -> dict[str, torch.Tensor]:
         return parameters_of(self.learner()._learner)
 
-    def evaluate(self, episodes: int) -> float:
-        return self.learner().evaluate(episodes)
+    def evaluate(self, episodes: int, seed: int) -> list[float]:
+        return self.learner().returns_apart(episodes, seed)
+
+    def policy_state(self) -> dict[str, Any]:
+        return self.learner().policy_state()
 
     def learner(self) -> Any:
         assert self.host is not None

@@ -15,7 +15,6 @@ from fdg.algorithms.dqn import DQN, DQNConfig, QLearner
 from fdg.algorithms.reinforce import REINFORCE, PolicyLearner, REINFORCEConfig, quotas, with_returns
 from fdg.config import field_docs, make_config
 from fdg.errors import UsageError
-from fdg.flags import read_config
 from fdg.runtime.environments import make_env, step_mdp
 from fdg.runtime.run import launch
 from fdg.testing import assert_policies_equal
@@ -278,24 +277,6 @@ def test_settings_out_of_range_are_refused(config, settings, message):
 @pytest.mark.parametrize("config", [DQNConfig, REINFORCEConfig])
 def test_every_setting_is_explained(config):
     assert set(field_docs(config)) == {field.name for field in dataclasses.fields(config)}
-
-
-def test_flags_of_the_published_examples():
-    flags = (
-        "--collections 5 --frames-per-collection 1000 --batch-size 32 --buffer-size 5000 --hidden-dim 64 --optim-steps 7 "
-        "--warmup-frames 300 --lr 0.01 --gamma 0.9 --target-update-tau 0.1 --epsilon-start 0.8 --epsilon-end 0.2 "
-        "--num-envs 10"
-    )
-    config = read_config(DQNConfig, dict(actors="2"), flags.split(), [])
-    assert config == DQNConfig(
-        actors=2, envs=10, iterations=5, steps=50, batch_size=32, buffer_size=5000, hidden_dim=64, updates=7,
-        learning_starts=300, lr=0.01, gamma=0.9, tau=0.1, epsilon_start=0.8, epsilon_end=0.2,
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="give one of them"):
-        read_config(DQNConfig, {}, ["--steps", "3", "--frames-per-collection", "10"], [])
-    with pytest.raises(UsageError, match="no flag --frames-per-collection"):
-        read_config(REINFORCEConfig, {}, ["--frames-per-collection", "10"], [])
-    assert read_config(REINFORCEConfig, {}, ["--episodes-per-iter", "20"], []).episodes_per_iter == 20
 
 
 # ---- learning

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import threading
@@ -14,8 +16,11 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 from torchrl.envs.utils import step_mdp as torchrl_step_mdp
+from typer.testing import CliRunner
 
 from fdg.api import Actor
+from fdg.cli import app
+from fdg.doctor import advice
 from fdg.errors import RunError, UsageError
 from fdg.runtime import evaluation
 from fdg.runtime.backends import CartPoleRows, make_rows
@@ -573,3 +578,42 @@ def test_evaluation_takes_a_spec_or_a_name() -> None:
     spec = make_env("cartpole", 1, seed=1, backend="sync").spec
     assert isinstance(spec, EnvSpec)
     assert evaluate(Lean(), spec, 4, seed=1) != evaluate(Lean(), "cartpole", 4, seed=1), "the spec's backend is used"
+
+
+# ---- the backend
+
+
+def test_the_backend_is_recorded_and_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "train dqn --iterations 1 --envs 2 --steps 2 --learning-starts 100 --eval-episodes 0 -q".split()
+    for words, backend in (((), "cartpole-vector"), (("--backend", "sync"), "sync")):
+        done = CliRunner().invoke(app, [*small, *words])
+        assert done.exit_code == 0, done.output
+        newest = max((tmp_path / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+        for file in ("config.json", "metrics.json"):
+            assert json.loads((newest / file).read_text())["backend"] == backend
+    done = CliRunner().invoke(app, [*small, "--backend", "syncc"])
+    assert done.exit_code == 2 and "unknown environment backend 'syncc': did you mean 'sync'" in done.stderr
+
+
+def test_doctor_measures_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdg.doctor.SECONDS", 0.01)
+    said = CliRunner().invoke(app, ["doctor", "--env", "cartpole"]).stdout
+    for line in (
+        r"environment +CartPole-v1, stepped by cartpole-vector",
+        r"cartpole-vector +frames/s: [\d,]+ with 1, ",
+    ):
+        assert re.search(line, said), said
+    assert re.search(r"a process each +frames/s", said) and "--envs" in said
+    done = CliRunner().invoke(app, ["doctor", "--env", "cartpol"])
+    assert done.exit_code == 2 and "did you mean 'cartpole'" in done.stderr
+
+
+def test_doctor_advises_what_it_measured() -> None:
+    speeds = {("sync", 1): 100.0, ("sync", 8): 300.0, ("own", 1): 10.0, ("own", 8): 250.0}
+    first, second = advice("X-v0", "own", speeds, gain=3.0)
+    assert "sync is faster here than own" in first.seen and first.next_step == "--backend sync --envs 8"
+    assert "processes are 3.0 times as fast" in second.seen and "--workers 2" in second.next_step
+    first, second = advice("X-v0", "sync", speeds, gain=0.2)
+    assert "the backend of the table is the fastest" in first.seen and first.next_step == "--envs 8"
+    assert "leave --workers out" in second.next_step

@@ -1,0 +1,318 @@
+"""Watching a run: periodic evaluation, callbacks, `fdg eval`, `fdg plot`, logs; none of it changes what is learned."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fdg
+from fdg.algorithms.reinforce import REINFORCE, PolicyActor
+from fdg.cli import app
+from fdg.errors import UsageError
+from fdg.plot import draw, read_run
+from fdg.runtime.forkserver import forkserver
+from fdg.runtime.run import Result, launch
+
+SMALL: Any = dict(actors=2, envs=2, episodes_per_iter=4, hidden_dim=8, iterations=4)
+PLACES = [
+    ("local", "inprocess"),
+    ("single_learner_coarse", "inprocess"),
+    ("single_learner_fine", "inprocess"),
+    ("sharded_replay", "process"),
+    ("single_learner_coarse", "process"),
+]
+
+
+class Restless(PolicyActor):
+    """Samples when evaluated, and remembers how often it was."""
+
+    count = 0
+
+    def evaluate(self, td: Any) -> Any:
+        self.count += 1
+        return self.act(td) if self.count % 3 else super().evaluate(td)
+
+
+class Watched(REINFORCE):
+    """Evaluates on its own account, now and then."""
+
+    def agent(self, spec: Any) -> Any:
+        agent = super().agent(spec)
+        return fdg.Agent(Restless(agent.actor.policy), agent.learner)
+
+    def train(self) -> None:
+        super().train()
+        self.msrl.log(self.config.iterations, score=self.msrl.evaluate(3))
+
+
+class Notes(fdg.Callback):
+    """Writes down what it is told, and draws random numbers of all kinds."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, name: str, *what: Any) -> None:
+        self.seen.append((name, *what))
+        torch.rand(3), np.random.rand(), random.random()
+
+    def on_iteration(self, row: dict[str, Any]) -> None:
+        self.note("iteration", row["iteration"], row["episodic_return"], row["values"])
+
+    def on_evaluation(self, evaluation: dict[str, Any]) -> None:
+        self.note("evaluation", evaluation["iteration"], evaluation["returns"], evaluation["mean_return"])
+
+    def on_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.note("checkpoint", checkpoint["turns"], checkpoint["path"])
+
+    def on_end(self, metrics: dict[str, Any]) -> None:
+        self.note("end", metrics["params_sha256"], metrics["mean_reward"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with forkserver():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def learned(result: Result) -> Any:
+    """All but times and periodic evaluations."""
+    names = ("iteration", "frames", "episodes", "episodic_return", "values")
+    return result.params_sha256, [{name: row[name] for name in names} for row in result.history]
+
+
+def evaluated(result: Result) -> list[Any]:
+    return [row.get("evaluation") for row in result.history]
+
+
+# ---- evaluation and callbacks
+
+
+@pytest.fixture(scope="module")
+def unwatched() -> Result:
+    return launch(Watched, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Result, list[Any]]:
+    notes = Notes()
+    watched = dict(eval_every=2, eval_every_episodes=3, eval_episodes=5, checkpoint_every=3, callbacks=[notes])
+    return launch(Watched, **watched, **SMALL), notes.seen
+
+
+def test_watching_changes_nothing(unwatched: Result, expected: tuple[Result, list[Any]]) -> None:
+    watched, seen = expected
+    assert learned(watched) == learned(unwatched) and evaluated(unwatched) == [None] * 5
+    means = evaluated(watched)
+    assert [mean is None for mean in means] == [True, False, True, False, True] and means[1] != means[3]
+    assert [item[:2] for item in seen if item[0] != "end"] == [
+        ("iteration", 0),
+        ("iteration", 1),
+        ("evaluation", 1),
+        ("iteration", 2),
+        ("checkpoint", 3),
+        ("iteration", 3),
+        ("evaluation", 3),
+        ("checkpoint", 4),
+        ("iteration", 4),
+        ("evaluation", None),
+    ]
+    assert [len(item[2]) for item in seen if item[0] == "evaluation"] == [3, 3, 5]
+    assert seen[-1] == ("end", watched.params_sha256, watched.metrics["mean_reward"])
+    assert watched.metrics["phases"]["evaluate"] > 0 and "evaluate" not in unwatched.metrics["phases"]
+
+
+@pytest.mark.parametrize("policy, engine", PLACES)
+def test_watching_is_alike_everywhere(policy: str, engine: str, expected: tuple[Result, list[Any]]) -> None:
+    notes = Notes()
+    watched = dict(eval_every=2, eval_every_episodes=3, eval_episodes=5, checkpoint_every=3, callbacks=[notes])
+    result = launch(Watched, policy=policy, engine=engine, **watched, **SMALL)
+    assert learned(result) == learned(expected[0]) and evaluated(result) == evaluated(expected[0])
+    assert notes.seen == expected[1]
+
+
+def test_a_resumed_run_has_the_same_evaluations(expected: tuple[Result, list[Any]], here: Path) -> None:
+    launch(Watched, checkpoint_every=3, folder=here, **{**SMALL, "iterations": 3}, eval_every=2, eval_every_episodes=3)
+    config = Watched.config_class()(**SMALL)
+    again = launch(Watched, config, resume=here, eval_every=2, eval_every_episodes=3, policy="single_learner_coarse")
+    assert evaluated(again)[:4] == evaluated(expected[0])[:4]
+
+
+class Enough(fdg.Callback):
+    def on_evaluation(self, evaluation: dict[str, Any]) -> None:
+        raise fdg.StopTraining
+
+
+@pytest.mark.parametrize("policy, engine", PLACES[:2] + PLACES[-1:])
+def test_a_callback_ends_training(policy: str, engine: str) -> None:
+    result = launch(REINFORCE, policy=policy, engine=engine, eval_every=2, eval_episodes=2, callbacks=[Enough], **SMALL)
+    assert len(result.history) == 2 and result.metrics["mean_reward"] is not None
+
+
+def test_an_error_in_a_callback_is_the_users() -> None:
+    def wrong(row: dict[str, Any]) -> None:
+        raise ValueError(f"mine, at {row['iteration']}")
+
+    with pytest.raises(ValueError, match="mine, at 0"):
+        launch(REINFORCE, callbacks=[wrong], **SMALL)
+    with pytest.raises(UsageError, match="callback 3 has none of on_iteration, on_evaluation"):
+        launch(REINFORCE, callbacks=[3], **SMALL)
+
+
+MINE = """
+import fdg
+
+SEEN = []
+
+class Noisy(fdg.Callback):
+    def on_iteration(self, row):
+        print("saw", row["iteration"])
+
+def each(row):
+    SEEN.append(row["frames"])
+
+NUMBER = 3
+"""
+FLAGS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def ran(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 2, done.output
+    return done.stderr
+
+
+def test_callbacks_from_the_command_line(here: Path) -> None:
+    Path("mine.py").write_text(MINE)
+    words = ("train", "reinforce", *FLAGS, "--callback")
+    said = ran(*words, "mine.py:Noisy", "--callback", "mine.py:each", "-q", "--checkpoint-every", "2")
+    assert said == "saw 0\nsaw 1\nsaw 2\nsaw 3\n"
+    (folder,) = Path("runs").iterdir()
+    said = ran("train", "--resume", str(folder), "--iterations", "5", "-q")  # the algorithm is known, and the callbacks
+    assert said == "saw 4\n"
+    assert "did you mean 'Noisy'" in refused(*words, "mine.py:Noysi")
+    assert "callback 3 has none of" in refused(*words, "mine.py:NUMBER")
+    assert "write FILE.py:NAME" in refused(*words, "mine.py")
+    assert "no file 'none.py'" in refused(*words, "none.py:x")
+
+
+# ---- what a run leaves
+
+
+@pytest.fixture
+def own(here: Path) -> Path:
+    """A run of a user's own trainer, with workers that print."""
+    Path("own.py").write_text(
+        "from fdg.algorithms.reinforce import REINFORCE, PolicyActor, PolicyLearner\n"
+        "class Loud(PolicyActor):\n    def act(self, td):\n        print('acting')\n        return super().act(td)\n"
+        "class Own(REINFORCE):\n    def agent(self, spec):\n        agent = super().agent(spec)\n"
+        "        agent.actor.__class__ = Loud\n        return agent\n"
+    )
+    flags = ("--eval-every", "2", "--eval-episodes", "6", "--checkpoint-every", "2", "--plot")
+    said = ran("train", "own.py", *FLAGS, *flags, "--dist-policy", "single_learner_coarse", "--workers", "2")
+    (folder,) = Path("runs").iterdir()
+    assert "acting" not in said and f"workers wrote  actors-0.log, actors-1.log in {folder / 'logs'}" in said
+    assert f"plot {folder / 'plot.png'}" in said
+    return folder
+
+
+def test_the_run_folder(own: Path) -> None:
+    names = {path.name for path in own.iterdir() if not path.name.startswith("events.out.tfevents")}
+    assert names == {
+        *("config.json", "launch.json", "graph.json", "graph.txt", "fragments", "metrics.csv", "metrics.json"),
+        *("logs", "checkpoints", "policy.fdg", "plot.png"),
+    }
+    assert {path.stem for path in (own / "logs").iterdir()} == {"actors", "learner", "actors-0", "actors-1"}
+    assert set((own / "logs" / "actors-1.log").read_text().splitlines()) == {"acting"}
+    assert "4 calls  collect" in (own / "logs" / "actors.log").read_text()
+    rows = list(csv.DictReader((own / "metrics.csv").open()))
+    assert [bool(row["eval/episodic_return"]) for row in rows] == [False, True, False, True]
+
+
+def test_event_names_are_cleanrls(own: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(own)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags >= {"charts/episodic_return", "charts/SPS", "losses/loss", "eval/episodic_return"}
+    frames = [int(row["frames"]) for row in csv.DictReader((own / "metrics.csv").open())]
+    assert [event.step for event in events.Scalars("eval/episodic_return")] == [frames[1], frames[3], frames[3]]
+    assert [event.step for event in events.Scalars("losses/loss")] == frames
+
+
+def test_eval_tells_what_the_run_learned(own: Path) -> None:
+    mean = json.loads((own / "metrics.json").read_text())["mean_reward"]
+    said = ran("eval", str(own), "--episodes", "6", "--json", "e.json")
+    assert f"own on CartPole-v1: mean return {mean:.1f} ± " in said
+    told = json.loads(Path("e.json").read_text())
+    assert told["mean_return"] == mean == sum(told["returns"]) / 6
+    assert f"mean return {mean:.1f} " not in ran("eval", str(own), "--episodes", "6", "--seed", "5").replace(
+        "acting\n", ""
+    )
+    rows = list(csv.DictReader((own / "metrics.csv").open()))
+    middle = ran("eval", str(own / "checkpoints" / "00000002.fdg"), "--episodes", "6")
+    assert f"mean return {float(rows[1]['eval/episodic_return']):.1f} " in middle
+    (own / "policy.fdg").unlink()
+    assert f"mean return {mean:.1f} " in ran("eval", str(own), "--episodes", "6")  # of the newest checkpoint
+
+
+def test_eval_says_what_is_wrong(own: Path) -> None:
+    assert "is no run folder: name one that fdg train made" in refused("eval", "runs")
+    assert "--episodes is 0; it must be at least 1" in refused("eval", str(own), "--episodes", "0")
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps({**config, "hidden_dim": 9}))
+    done = CliRunner().invoke(app, ["eval", str(own)])
+    assert done.exit_code and "the actor" in done.stderr
+    Path("own.py").unlink()
+    assert f"no file '{Path('own.py').absolute()}'" in refused("eval", str(own))
+
+
+def test_plots_group_runs_by_all_but_the_seed(own: Path, here: Path) -> None:
+    for seed in ("1", "2"):
+        ran("train", "reinforce", *FLAGS, "--seed", seed, "-q", "--eval-episodes", "0")
+    ran("train", "reinforce", *FLAGS, "--env", f"{Path(__file__).parent / 'three_steps.py'}:make_env", "-q")
+    folders = sorted(str(folder) for folder in Path("runs").iterdir())
+    assert ran("plot", *folders, "-o", "out/all.svg", "--title", "Some runs") == "plot out/all.svg\n"
+    text = Path("out/all.svg").read_text()
+    for word in ("CartPole-v1", "three_steps.py:make_env", "own · single_learner_coarse · process", "Some runs"):
+        assert f">{word}</text>" in text
+    assert ">reinforce · local, 2 seeds</text>" in text and ">reinforce · local</text>" in text
+    for phase in ("collect", "learn", "evaluate"):
+        assert f">{phase}</text>" in text
+    ran("plot", *folders)
+    assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plots_of_what_is_no_run_are_refused(own: Path) -> None:
+    assert "nowhere does not exist: name folders that fdg train made" in refused("plot", "nowhere")
+    assert "runs is no run folder" in refused("plot", "runs")
+    assert "a plot is written as .png" in refused("plot", str(own), "-o", "plot.txt")
+    (own / "metrics.csv").unlink()
+    assert "there is no return to draw" in refused("plot", str(own))
+
+
+def test_a_run_that_goes_on_can_be_drawn(own: Path) -> None:
+    (own / "metrics.json").unlink()
+    run = read_run(own)
+    assert run.name == "own · single_learner_coarse · process" and not run.phases and len(run.evaluations) == 2
+    assert draw([run], "half.png").is_file()
