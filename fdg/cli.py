@@ -241,6 +241,11 @@ def train(
     flags = launch_flags(ctx, resume)
     policy = registry.find_policy("local" if flags["dist_policy"] is None else flags["dist_policy"])
     physical = read_launch_flags(flags)
+    if policy.name == "local" and (physical["workers"] or 1) > 1:
+        raise UsageError(
+            f"--workers is {physical['workers']}, and under the policy 'local' everything is in one process; write "
+            "--dist-policy single_learner_coarse (or another of fdg list), or leave --workers out"
+        )
 
     from fdg.runtime.callbacks import find_callback
 

@@ -126,7 +126,7 @@ def draw(runs: Sequence[Run], output: str | Path, title: str = "") -> Path:
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, color=INK, fontsize=13, fontweight="bold")
-    above, *below = np.atleast_1d(figure.subfigures(len(heights), 1, height_ratios=heights, hspace=0.04))
+    above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, hspace=0.04, squeeze=False)[:, 0]
     grid = above.add_gridspec(len(environments), 2)
     for index, env in enumerate(environments):
         left = above.add_subplot(grid[index, 0])

@@ -80,7 +80,7 @@ class Progress:
         self.told = values.get("episodic_return", self.told)
         seconds = self.seconds()
         frames = self.frames()
-        row = {
+        row: dict[str, Any] = {
             "iteration": int(step),
             "frames": frames,
             "episodes": self.episodes,

@@ -144,12 +144,12 @@ def launch(
         )
     replay_storage = find_storage(replay_storage)
     session = Session(checkpoint_every, folder, notice or say)
+    saved: dict[str, Any] = {}
     if resume is not None:
         session.open(resume, trainer_class)
         saved = dict(session.last["config"])
         config = make_config(trainer_class.config_class(), {**saved, **overrides}) if config is None else config
         overrides = {}
-        recovery.check_config(session.last, config)
     if config is None or overrides:
         if config is not None:
             base = {f: getattr(config, f) for f in config.__dataclass_fields__}
@@ -159,7 +159,9 @@ def launch(
     if config.backend == "auto" and isinstance(config.env, str):
         config = copy.copy(config)
         config.env = resolve_env(config.env)
-        config.backend = backend_for(config.env)  # part of the experiment, so it is recorded
+        config.backend = saved.get("backend") or backend_for(config.env)  # part of the experiment, so it is recorded
+    if resume is not None:
+        recovery.check_config(session.last, config)
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
     options = Options(

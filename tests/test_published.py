@@ -133,6 +133,7 @@ def test_seed_minus_one_is_any_seed() -> None:
         ("--replay shardd", "did you mean 'sharded'"),
         ("--replay simple --replay-shards 4", "--replay simple has one shard, and --replay-shards is 4"),
         ("--local --dist-policy sharded_replay", "disagree"),
+        ("--actors 2 --workers 2", "under the policy 'local' everything is in one process; write --dist-policy"),
         ("--collections none", "collections is 'none'; expected int"),
     ],
 )
