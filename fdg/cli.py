@@ -296,7 +296,7 @@ def train(
     except (Stop, KeyboardInterrupt, RunError) as error:
         if runs.has_checkpoint():
             said = "stopped with a checkpoint" if isinstance(error, Stop) else "there is a checkpoint"
-            command = ["fdg", "train", "--resume", str(runs.path)]
+            command = ["fdg", "train", algorithm, "--resume", str(runs.path)]
             typer.echo(f"{said}; go on with: {shlex.join(command)}", err=True)
         if isinstance(error, Stop):
             raise typer.Exit(130) from None
