@@ -29,7 +29,7 @@ from fdg import (
 
 @dataclass
 class A2CConfig(Config):
-    """Settings of A2C. The defaults solve CartPole-v1."""
+    """Settings of A2C."""
 
     envs: int = 16
     """Environments of each actor, stepped as one vector environment."""
@@ -203,7 +203,7 @@ class A2CLearner(Learner):
         return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def finish(self, rollout: TensorDict) -> None:
-        """What follows a rollout's last gradient step. Only now do observations count that the actors saw unaccounted for."""
+        """Count the update. Only now statistics move: until here observations were seen as the actors saw them."""
         self.updates += 1
         if self.config.anneal_lr:
             self.optimizer.lr = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)

@@ -18,15 +18,15 @@ from fdg.algorithms.a2c import A2CConfig, A2CLearner, Policy, SamplingActor, mlp
 
 @dataclass
 class PPOConfig(A2CConfig):
-    """Settings of PPO: those of A2C and some more. The defaults solve CartPole-v1."""
+    """Settings of PPO: those of A2C and some more."""
 
     envs: int = 8
     """Environments of each actor, stepped as one vector environment."""
-    iterations: int = 100
+    iterations: int = 500
     """Rollouts, each followed by `update_epochs` passes over it."""
     steps: int = 128
     """Steps of each environment in one rollout."""
-    lr: float = 2.5e-3
+    lr: float = 2.5e-4
     """Adam's step size at the start."""
     norm_adv: bool = True
     """Shift and scale advantages to mean 0 and spread 1 in each minibatch."""

@@ -21,7 +21,22 @@ TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "Hopper-v5"): _SAC,
     ("td3", "HalfCheetah-v5"): _TD3,
     ("td3", "Hopper-v5"): _TD3,
-}
+    ("ppo", "CartPole-v1"): dict(
+        iterations=400, envs=8, steps=32, num_minibatches=1, update_epochs=20, lr=1e-3, gamma=0.98, gae_lambda=0.8
+    ),
+    ("ppo", "Acrobot-v1"): dict(
+        iterations=100, envs=16, steps=128, num_minibatches=4, update_epochs=8, lr=1e-3, gae_lambda=0.94, norm_obs=True,
+        norm_reward=True,
+    ),
+    ("ppo", "HalfCheetah-v5"): dict(
+        iterations=1954, envs=8, steps=64, num_minibatches=8, update_epochs=20, lr=2.06e-5, anneal_lr=False, gamma=0.98,
+        gae_lambda=0.92, clip_coef=0.1, ent_coef=0.0004, vf_coef=0.58, max_grad_norm=0.8, norm_obs=True, norm_reward=True,
+        hidden_dim=256, activation="relu", ortho_init=False, log_std_init=-2.0,
+    ),
+    ("ppo", "Hopper-v5"): dict(
+        iterations=489, envs=8, steps=256, num_minibatches=32, update_epochs=10, lr=3e-4, norm_obs=True, norm_reward=True
+    ),
+}  # fmt: skip
 """(algorithm, full environment id) → {field: value}."""
 
 

@@ -344,12 +344,10 @@ def test_every_setting_is_explained(config):
 # ---- learning
 
 
-@pytest.mark.parametrize(
-    ("trainer", "settings"), [(A2C, dict(iterations=150, envs=8)), (PPO, dict(iterations=15, steps=64))]
-)
+@pytest.mark.parametrize(("trainer", "settings"), [(A2C, dict(iterations=150, envs=8)), (PPO, dict(iterations=60))])
 def test_learns(trainer, settings):
     history = launch(trainer, **settings).history
-    assert history[-1]["episodic_return"] > 3 * history[0]["episodic_return"]
+    assert history[-1]["episodic_return"] > 2 * history[0]["episodic_return"]
 
 
 def test_learners_are_what_their_trainers_use():
