@@ -181,7 +181,7 @@ def engines(repeats: int) -> int:
 LIMITS = {"Ant-v5": 4.0, "CartPole-v1": 20.0}
 """How many times as many frames per second as Flame's own example."""
 NETWORKS: dict[str, dict[str, Any]] = {
-    "Ant-v5": dict(hidden_dim=256, hidden_layers=2, lr=3e-4, envs=10),
+    "Ant-v5": dict(hidden_dim=256, hidden_layers=2, lr=3e-4, envs=5),
     "CartPole-v1": dict(hidden_dim=128, hidden_layers=1, lr=1e-2, envs=50),
 }
 """Networks and step sizes of the example, and how many environments an actor steps side by side."""
@@ -202,10 +202,14 @@ class Counting(REINFORCE):
         return Agent(agent.actor, CountingLearner(agent.actor.policy, self.config))  # type: ignore[attr-defined]
 
 
+def counted(env: str, iterations: int, episodes: int, **options: Any) -> Result:
+    settings = {**NETWORKS[env], **options}
+    return launch(Counting, env=env, iterations=iterations, episodes_per_iter=episodes, seed=1, tuned=False, **settings)
+
+
 def ours(env: str, iterations: int, **options: Any) -> tuple[float, float]:
     """Frames per second, and those that were learned from."""
-    settings = {**NETWORKS[env], **options}
-    result = launch(Counting, env=env, iterations=iterations, episodes_per_iter=100, seed=1, tuned=False, **settings)
+    result = counted(env, iterations, 100, **options)
     first, last = result.history[0], result.history[-1]
     seconds = last["seconds"] - first["seconds"]
     learned = sum(row["values"]["rows"] for row in result.history[1:])
@@ -279,13 +283,13 @@ def upstream(checkout: Path, env: str, iterations: int) -> float:
 def reinforce(env: str, iterations: int, checkout: Path | None) -> int:
     cores = len(os.sched_getaffinity(0))
     many = dict(policy="single_learner_coarse", engine="flame", actors=cores, workers=cores)
-    ours(env, 2, **many)  # to start the services
+    counted(env, 1, cores, **many)  # to start the services
     speeds = {"Flame": ours(env, iterations, **many), "local": ours(env, iterations, policy="local")}
     for name, (frames, learned) in speeds.items():
         print(f"{env}, {name}: {frames:,.0f} frames/s, {learned:,.0f} of them learned from", flush=True)
     if checkout is None:
         return 0
-    theirs = upstream(checkout, env, max(iterations, 4))
+    theirs = upstream(checkout, env, max(iterations, 3))
     ratio = speeds["Flame"][0] / theirs
     print(
         f"{env}, Flame's example: {theirs:,.0f} frames/s; {ratio:.1f} times as many here, {speeds['Flame'][1] / theirs:.1f} times "
