@@ -82,17 +82,15 @@ def reinforce_cartpole(seconds: float) -> None:
 
 
 def reinforce_ant(seconds: float) -> None:
-    """On two workers; the collect phase beside it."""
-    settings: dict[str, Any] = dict(env="Ant-v5", envs=16, actors=2, hidden_dim=256, episodes_per_iter=64, threads=1)
+    """On two workers, from the end of the first iteration on; the collect phase beside it."""
+    settings: dict[str, Any] = dict(env="Ant-v5", envs=16, actors=2, hidden_dim=256, episodes_per_iter=32, threads=1)
     settings.update(policy="single_learner_coarse", engine="process", workers=2)
-    launch(REINFORCE, iterations=1, **settings)
-    turns = 2
-    while True:
-        metrics = launch(REINFORCE, iterations=turns, **settings).metrics
-        if metrics["seconds"] > seconds or turns > 64:
-            break
-        turns *= 2
-    answer(rate=metrics["frames_per_second"], collect=metrics["frames"] / metrics["phases"]["collect"])
+    result = launch(REINFORCE, iterations=max(2, int(seconds)), **settings)
+    first, *_, last = result.history
+    answer(
+        rate=(last["frames"] - first["frames"]) / (last["seconds"] - first["seconds"]),
+        collect=result.metrics["frames"] / result.metrics["phases"]["collect"],
+    )
 
 
 # DQN ------------------------------------------------------------------------------------------------------------------
@@ -114,11 +112,11 @@ def dqn_published_free(seconds: float) -> None:
 
 
 def dqn_update_per_4(seconds: float) -> None:
-    dqn(seconds, envs=8, steps=8, updates=16)
+    dqn(seconds, envs=64, steps=1, updates=16)
 
 
 def dqn_update_per_4_compiled(seconds: float) -> None:
-    dqn(seconds, envs=8, steps=8, updates=16, compile_update=True)
+    dqn(seconds, envs=64, steps=1, updates=16, compile_update=True)
 
 
 # PPO ------------------------------------------------------------------------------------------------------------------
