@@ -246,10 +246,11 @@ def train(
             f"--workers is {physical['workers']}, and under the policy 'local' everything is in one process; write "
             "--dist-policy single_learner_coarse (or another of fdg list), or leave --workers out"
         )
+    callbacks = []
+    for name in flags["callback"] or ():
+        from fdg.runtime.callbacks import find_callback
 
-    from fdg.runtime.callbacks import find_callback
-
-    callbacks = [find_callback(name) for name in flags["callback"] or ()]
+        callbacks.append(find_callback(name))
     for path, folder in [(metrics_json, False), (Path(trace) if trace else None, False), (log_dir, True)]:
         if path is not None:
             check_writable(path, folder)

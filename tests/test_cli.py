@@ -512,7 +512,14 @@ def test_ctrl_c_twice_is_one_line_and_code_130(here):
         (["train", "dqn", "--engine", "in-proces"], "no engine 'in-proces'; did you mean 'inprocess'?"),
         (["train", "dqn", "--workers", "two"], "--workers is 'two'; expected int"),
         (["train", "dqn", "--workers", "0"], "--workers is 0; it must be at least 1"),
-        (["train", "dqn", "--workers", "2"], "workers is 2; the engine 'inprocess'"),
+        (
+            ["train", "dqn", "--workers", "2"],
+            "--workers is 2, and under the policy 'local' everything is in one process",
+        ),
+        (
+            ["train", "dqn", "--workers", "2", "--engine", "inprocess", "--dist-policy", "single_learner_coarse"],
+            "workers is 2; the engine 'inprocess'",
+        ),
         (["graph", "dqn", "--actors", "0"], "--actors is 0; it must be at least 1"),
         (["graph", "dqn", "--format", "png"], "no format 'png'"),
         (["graph", "dqn", "-o", "g.png"], "g.png: no format is known by '.png' (.txt, .mmd, .dot"),
