@@ -35,8 +35,10 @@ COLLECTION, COLLECTIONS = "frames_per_collection", "collections"
 how many collectors there are, which is actors."""
 
 
-SHARED = tuple(field.name for field in dataclasses.fields(Config) if field.name != "backend")
-"""The fields that every algorithm has, and that commands have flags for."""
+BASE = tuple(field.name for field in dataclasses.fields(Config))
+"""The fields that every algorithm has."""
+SHARED = tuple(name for name in BASE if name != "backend")
+"""Those that commands have flags for."""
 
 
 def read_config(
@@ -192,7 +194,7 @@ def flag_table(cls: type[Config]) -> list[tuple[str, str, str, str]]:
     """Flag, type, default and help of each field, the algorithm's own first."""
     docs, types = field_docs(cls), field_types(cls)
     rows = []
-    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name in SHARED):
+    for field in sorted(dataclasses.fields(cls), key=lambda field: field.name in BASE):
         if not field.init:
             continue
         default = "" if field.default is dataclasses.MISSING else str(field.default)

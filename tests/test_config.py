@@ -67,7 +67,7 @@ def test_docs_are_the_literals_below_fields_bases_included():
 
 
 def test_every_field_of_the_base_is_documented():
-    assert set(field_docs(Config)) == {"env", "seed", "actors", "envs", "replay_shards", "iterations"}
+    assert set(field_docs(Config)) == {"env", "seed", "actors", "envs", "replay_shards", "iterations", "backend"}
 
 
 @pytest.mark.parametrize(
