@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SAC = dict(iterations=1563, learning_starts=10_000, lr=3e-4)
 _TD3 = dict(iterations=1563, learning_starts=10_000)
 TUNED: dict[tuple[str, str], dict[str, Any]] = {
-    ("sac", "HalfCheetah-v5"): _SAC,
+    ("sac", "HalfCheetah-v5"): dict(_SAC, learning_starts=5000),
     ("sac", "Hopper-v5"): _SAC,
     ("td3", "HalfCheetah-v5"): _TD3,
     ("td3", "Hopper-v5"): _TD3,
