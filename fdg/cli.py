@@ -32,6 +32,7 @@ from fdg.errors import (
     UsageError,
     debugging,
     did_you_mean,
+    users_place,
     users_traceback,
 )
 
@@ -81,7 +82,7 @@ class Commands(TyperGroup):
             if isinstance(error, FdgError):
                 if debugging():
                     traceback.print_exception(error)
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(f"error: {error}{users_place(error)}", err=True)
                 raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
             if hasattr(error, "exit_code") or isinstance(error, typer.Abort) or debugging():  # Typer's own, or raw
                 raise
@@ -231,7 +232,10 @@ def train(
 ) -> None:
     """Train. Every field of the algorithm's config is a flag: fdg train dqn --help lists them."""
     if algorithm is None and resume is not None and not help:
-        algorithm = str(previous_flags(resume).get("algorithm") or "") or None
+        algorithm = previous_flags(resume).get("algorithm")
+        if algorithm is None:
+            why = "does not say which algorithm ran" if resume.exists() else "does not exist"
+            raise UsageError(f"--resume: {resume} {why}; write fdg train ALGO --resume RUN, with a folder that it made")
     if algorithm is None or help:
         return show_help(ctx, algorithm, help)
     target = find_target(algorithm)

@@ -117,7 +117,10 @@ def is_users(file: str) -> bool:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback from the user's first line on, without FDG's own frames between the user's."""
+    """The traceback from the user's first line on, without FDG's own frames between the user's.
+
+    Of what a library did below the user's last line only the end is shown.
+    """
     whole = traceback.TracebackException.from_exception(error)
     waiting: list[traceback.TracebackException | None] = [whole]
     while waiting:
@@ -130,9 +133,20 @@ def users_traceback(error: BaseException) -> str:
             part.stack = traceback.StackSummary.from_list(
                 frame
                 for index, frame in enumerate(part.stack)
-                if index > users[-1] or (index >= users[0] and not frame.filename.startswith(own_folders()))
+                if index == len(part.stack) - 1
+                or (users[0] <= index <= users[-1] and not frame.filename.startswith(own_folders()))
             )
     return "".join(whole.format())
+
+
+def users_place(error: BaseException) -> str:
+    """The line of the user's whose component call was refused, to stand below the message; empty for other errors."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [index for index, frame in enumerate(frames) if is_users(frame.filename)]
+    if not users or users[-1] + 1 == len(frames) or not frames[users[-1] + 1].filename.endswith("msrl.py"):
+        return ""
+    frame = frames[users[-1]]
+    return f"\n  at {frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def import_failed(file: str, error: BaseException) -> UsageError:

@@ -84,7 +84,8 @@ def _check_installed(env_id: str) -> None:
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         folder = module.split(".")[2] if module.startswith("gymnasium.envs.") else ""
         write = f'pip install "gymnasium[{_EXTRAS.get(folder, folder)}]"' if folder else "install the package it is in"
-        raise UsageError(f"environment {env_id} needs what is not installed ({error}): {write}") from error
+        reason = str(error).partition(", you can")[0]
+        raise UsageError(f"environment {env_id} cannot be made: {reason}; write: {write}") from error
 
 
 def load_factory(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:

@@ -758,3 +758,25 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert listing.stderr.read() == ""
     listing.stderr.close()
     listing.wait(60)
+
+
+@pytest.mark.parametrize("place", [(), ("--dist-policy", "single_learner_coarse")])
+def test_a_refused_component_call_is_shown_with_its_line(mine, place):
+    body = "    def train(self):\n        td = self.msrl.env_reset()\n        td = self.msrl.env_step(td)\n        self.msrl.log(0)\n"
+    mine.write_text(TRAINER + body)
+    result = fdg("train", f"{mine}:Mine", *place, *TINY)
+    line = mine.read_text().splitlines().index("        td = self.msrl.env_step(td)") + 1
+    assert result.exit_code == 2 and "error: env_step needs an action" in result.stderr
+    assert result.stderr.endswith(f"\n  at {mine}:{line}: td = self.msrl.env_step(td)\n")
+
+
+def test_of_a_librarys_frames_only_the_last_is_shown(mine):
+    body = "    def train(self):\n        import torch\n        torch.nn.Sequential(torch.nn.Linear(3, 2))(torch.ones(1, 4))\n"
+    mine.write_text(TRAINER + body + "        self.msrl.log(0)\n")
+    files = re.findall(r'File "([^"]+)"', fdg("train", f"{mine}:Mine", *TINY).stderr)
+    assert files[-2] == str(mine) and files[-1].endswith("linear.py")
+
+
+def test_resuming_nothing_is_refused(here):
+    assert "--resume: nowhere does not exist" in refused("train", "--resume", "nowhere")
+    assert f"--resume: {here} does not say which algorithm ran" in refused("train", "--resume", str(here))
