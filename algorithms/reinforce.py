@@ -106,7 +106,7 @@ class PolicyLearner(Learner):
         loss = self.update(self.loss, *given, compile=False)  # each batch has another number of rows
         self.updates += 1
         episodes = self.sum(rows["next", "done"])
-        mean_return = self.sum(rows["next", "reward"]) / episodes  # of the episodes that count, see `quotas`
+        mean_return = self.sum(rows["next", "reward"]) / episodes  # of the episodes that count, see `next_episodes`
         return {"loss": loss, "episodes": episodes, "episodic_return": mean_return}
 
     def loss(self, observation: torch.Tensor, action: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
@@ -125,13 +125,13 @@ class REINFORCE(Trainer):
     def train(self) -> None:
         for i in range(self.config.iterations):
             td = self.msrl.env_reset()
-            owed = quotas(self.config)
+            counts, left = first_episodes(self.config)
             steps = []
-            while owed.any():
+            while counts.any():
                 td = self.msrl.agent_act(td)
                 td = self.msrl.env_step(td)
-                td["counts"] = owed > 0
-                owed = owed - (td["counts"] & td["next", "done"].squeeze(-1)).long()
+                td["counts"] = counts
+                counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
                 steps.append(td)
                 td = step_mdp(td)
             rows = with_returns(torch.stack(steps), self.config.gamma)
@@ -139,14 +139,23 @@ class REINFORCE(Trainer):
             self.msrl.log(i, metrics)
 
 
-def quotas(config: REINFORCEConfig) -> torch.Tensor:
-    """Episodes that each environment of an actor owes in one iteration.
-
-    They are fixed beforehand and every one is finished: taking the first to end would favour short episodes. An
-    environment that has paid steps on beside the others, but what it does no longer counts.
-    """
+def first_episodes(config: REINFORCEConfig) -> tuple[torch.Tensor, int]:
+    """Which environments of an actor begin with an episode that counts, and how many of its episodes are then left."""
     episodes = config.episodes_per_iter // config.actors
-    return episodes // config.envs + (torch.arange(config.envs) < episodes % config.envs).long()
+    return torch.arange(config.envs) < episodes, max(0, episodes - config.envs)
+
+
+def next_episodes(counts: torch.Tensor, left: int, done: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Environments whose episode has ended take one of those left, in their order.
+
+    Every episode that was begun is finished and counts: taking the first to end would favour short ones. An environment
+    that finds none left steps on beside the others, but what it does no longer counts.
+    """
+    ended = counts & done
+    if not ended.any():
+        return counts, left
+    goes_on = ended & (ended.cumsum(0) <= left)
+    return (counts & ~ended) | goes_on, left - int(goes_on.sum())
 
 
 def with_returns(steps: TensorDict, gamma: float) -> TensorDict:

@@ -12,7 +12,7 @@ from reference import mismatches, run_reference
 from tensordict import TensorDict
 
 from fdg.algorithms.dqn import DQN, DQNConfig, QLearner
-from fdg.algorithms.reinforce import REINFORCE, PolicyLearner, REINFORCEConfig, quotas, with_returns
+from fdg.algorithms.reinforce import REINFORCE, PolicyLearner, REINFORCEConfig, first_episodes, next_episodes, with_returns
 from fdg.config import field_docs, make_config
 from fdg.errors import UsageError
 from fdg.runtime.environments import make_env, step_mdp
@@ -156,23 +156,33 @@ def test_an_iteration_has_exactly_its_episodes(actors, envs, episodes):
     assert [row["values"]["episodes"] for row in result.history] == [episodes, episodes]
 
 
-def test_quotas_are_even():
-    assert quotas(REINFORCEConfig(actors=2, envs=3, episodes_per_iter=10)).tolist() == [2, 2, 1]
-    assert quotas(REINFORCEConfig(actors=1, envs=3, episodes_per_iter=2)).tolist() == [1, 1, 0]
+def test_every_episode_that_is_begun_counts():
+    counts, left = first_episodes(REINFORCEConfig(actors=2, envs=3, episodes_per_iter=10))
+    assert (counts.tolist(), left) == ([True, True, True], 2)
+    counts, left = next_episodes(counts, left, torch.tensor([False, True, False]))
+    assert (counts.tolist(), left) == ([True, True, True], 1)
+    counts, left = next_episodes(counts, left, torch.tensor([True, True, False]))
+    assert (counts.tolist(), left) == ([True, False, True], 0)
+    counts, left = next_episodes(counts, left, torch.tensor([False, True, True]))
+    assert (counts.tolist(), left) == ([True, False, False], 0)
+    counts, left = first_episodes(REINFORCEConfig(actors=1, envs=3, episodes_per_iter=2))
+    assert (counts.tolist(), left) == ([True, True, False], 0)
 
 
 class Naive(REINFORCE):
-    """Finishes each environment's quota, one row at a time; returns (step, environment) → (observation, return)."""
+    """Finishes episodes, one row at a time; returns (step, environment) → (observation, return)."""
 
     def train(self):
-        owed = quotas(self.config).tolist()
-        running: list[list[Any]] = [[] for _ in owed]
+        envs, left = self.config.envs, self.config.episodes_per_iter
+        busy = [row < left for row in range(envs)]
+        left -= sum(busy)
+        running: list[list[Any]] = [[] for _ in range(envs)]
         rows = {}
         td, step = self.msrl.env_reset(), 0
-        while sum(owed):
+        while any(busy):
             td = self.msrl.env_step(self.msrl.agent_act(td))
-            for row in range(len(owed)):
-                if not owed[row]:
+            for row in range(envs):
+                if not busy[row]:
                     continue
                 running[row].append((step, td["observation"][row], td["next", "reward"][row].item()))
                 if td["next", "done"][row]:
@@ -181,7 +191,8 @@ class Naive(REINFORCE):
                         following = reward + self.config.gamma * following
                         rows[when, row] = (observation, following)
                     running[row] = []
-                    owed[row] -= 1
+                    busy[row] = left > 0
+                    left -= busy[row]
             td, step = step_mdp(td), step + 1
         return [rows[key] for key in sorted(rows)]
 
