@@ -12,7 +12,14 @@ from reference import mismatches, run_reference
 from tensordict import TensorDict
 
 from fdg.algorithms.dqn import DQN, DQNConfig, QLearner
-from fdg.algorithms.reinforce import REINFORCE, PolicyLearner, REINFORCEConfig, first_episodes, next_episodes, with_returns
+from fdg.algorithms.reinforce import (
+    REINFORCE,
+    PolicyLearner,
+    REINFORCEConfig,
+    first_episodes,
+    next_episodes,
+    with_returns,
+)
 from fdg.config import field_docs, make_config
 from fdg.errors import UsageError
 from fdg.runtime.environments import make_env, step_mdp

@@ -376,3 +376,10 @@ def test_parameters_of_a_module_used_twice() -> None:
         len(fdg.Adam([*shared.parameters(), *nn.Sequential(shared, nn.Tanh()).parameters()]).param_groups[0]["params"])
         == 2
     )
+
+
+def test_results_that_cancel_out_may_differ_by_rounding() -> None:
+    step: Any = SimpleNamespace(updates=1)
+    sites.Captured.agree(step, "results", torch.tensor(1.5e-7), torch.tensor(2.5e-8), sites.CANCELLED)
+    with pytest.raises(sites.NotCaptured, match="at update 1 its results differ"):
+        sites.Captured.agree(step, "results", torch.tensor(1.001e-2), torch.tensor(1e-2 - 1e-4), sites.CANCELLED)
