@@ -21,7 +21,9 @@ TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "Hopper-v5"): _SAC,
     ("td3", "HalfCheetah-v5"): _TD3,
     ("td3", "Hopper-v5"): _TD3,
-    ("a2c", "CartPole-v1"): dict(iterations=1000, envs=32, steps=16, lr=2e-3, norm_reward=True),
+    ("a2c", "CartPole-v1"): dict(
+        iterations=1000, envs=32, steps=16, lr=1e-3, ent_coef=0.01, norm_obs=True, norm_reward=True
+    ),
     ("ppo", "CartPole-v1"): dict(
         iterations=400, envs=8, steps=32, num_minibatches=1, update_epochs=20, lr=1e-3, gamma=0.98, gae_lambda=0.8
     ),
