@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,12 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from fdg.errors import RunError, UsageError
-from fdg.runtime.forkserver import die_with_parent
 
 PREFIX = Path("/usr/local/flame")
 """Where Flame's own installer puts it."""
 SERVERS = {"cache": "flame-object-cache", "sessions": "flame-session-manager", "executors": "flame-executor-manager"}
 START_SECONDS = 20.0
+DIES_WITH_PARENT = [
+    sys.executable,
+    "-S",
+    "-c",
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])",
+]
+"""Becomes the program behind it, which the system (Linux) kills when its parent ends."""
 CONFIG = """\
 ---
 cluster:
@@ -180,14 +187,13 @@ class Loopback:
         }
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
-                [find_servers()[name], "--config", self.folder / "cluster.yaml"],
+                [*(DIES_WITH_PARENT if mine else []), find_servers()[name], "--config", self.folder / "cluster.yaml"],
                 cwd=self.folder / "work",
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent if mine else None,
             )
         known["pids"][name] = process.pid
         self._file.write_text(json.dumps(known))

@@ -46,8 +46,7 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             env={**environment, "FDG_PATH": path},
             stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
-        )
+        )  # no preexec_fn: with one, Python forks, and libraries with threads of their own (gRPC) may abort in the child
         theirs.close()
         self._socket.settimeout(START_SECONDS)
         self._ready = False
