@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,14 +42,6 @@ def counted(launch: Any) -> Any:
 
 # Here, not in a fixture: test modules import `launch` by name, after this file and before any fixture.
 fdg.runtime.run.launch = counted(fdg.runtime.run.launch)
-
-
-@pytest.fixture(autouse=True)
-def same_path() -> Iterator[None]:
-    """A command that runs a user's file looks for modules beside it; the next test does not."""
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

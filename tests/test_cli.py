@@ -612,7 +612,8 @@ def test_algorithms_are_known_without_importing_them():
     assert by_file.load() is targets["dqn"].load()
 
 
-def test_a_file_named_like_a_module_does_not_replace_it(tmp_path):
+def test_a_file_named_like_a_module_does_not_replace_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # later tests are not to find this json.py
     (tmp_path / "json.py").write_text("from fdg.algorithms.dqn import DQN\nclass A(DQN): ...\n")
     assert registry.find_algorithm(str(tmp_path / "json.py")).load().__name__ == "A"
     assert sys.modules["json"] is json
