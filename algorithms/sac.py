@@ -21,7 +21,7 @@ LOG_STD = (-20.0, 2.0)
 
 @dataclass
 class SACConfig(Config):
-    """Settings of SAC. The defaults solve Pendulum-v1."""
+    """Settings of SAC. The defaults are meant for Pendulum-v1."""
 
     env: str = "Pendulum-v1"
     """Gymnasium id of the environment, or an alias such as halfcheetah; its actions are continuous."""

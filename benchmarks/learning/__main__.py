@@ -20,7 +20,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +30,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RESULTS = HERE / "results.jsonl"
+sys.path.append(str(HERE.parent / "peers"))
+
+from sb3_environment import sb3_python  # noqa: E402
+
 EPISODES = 100
 
 
@@ -113,7 +116,7 @@ class Job:
     def theirs(self, out: Path) -> list[str]:
         frames = str(self.study.frames)
         return [
-            str(peer()),
+            str(sb3_python()),
             str(HERE / "sb3.py"),
             self.study.algorithm,
             self.study.env,
@@ -132,28 +135,6 @@ def thinned(rows: list[Any], points: int) -> list[Any]:
 def one_thread() -> dict[str, str]:
     """The environment of a run: one thread each, since several run side by side."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-_peer = threading.Lock()
-
-
-def peer() -> Path:
-    """The Python of an environment with Stable-Baselines3, which shares torch and Gymnasium with ours."""
-    folder = ROOT / "build" / "sb3"
-    python = folder / "bin" / "python"
-    with _peer:
-        if not (folder / ".installed").exists():
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            site = next(folder.glob("lib/python*/site-packages"))
-            (site / "ours.pth").write_text(
-                "\n".join(entry for entry in sys.path if entry.endswith("site-packages")) + "\n"
-            )
-            install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-            subprocess.run(
-                [*install, "stable-baselines3==2.9.2", "pandas", "python-dateutil", "pytz", "six"], check=True
-            )
-            (folder / ".installed").touch()
-    return python
 
 
 def jobs(studies: list[Study]) -> list[Job]:

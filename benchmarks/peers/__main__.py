@@ -27,12 +27,13 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from sb3_environment import sb3_python
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -138,27 +139,6 @@ def measure(side: str, workload: str, seconds: float) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{SIDES[side]} {workload} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-_once = threading.Lock()
-
-
-def sb3_python() -> Path:
-    """The Python of an environment with Stable-Baselines3, which shares torch and Gymnasium with ours."""
-    folder = ROOT / "build" / "sb3"
-    python = folder / "bin" / "python"
-    with _once:
-        if not (folder / ".installed").exists():
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            site = next(folder.glob("lib/python*/site-packages"))
-            shared = [entry for entry in sys.path if entry.endswith("site-packages")]
-            (site / "ours.pth").write_text("\n".join(shared) + "\n")
-            install = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
-            subprocess.run(
-                [*install, "stable-baselines3==2.9.2", "pandas", "python-dateutil", "pytz", "six"], check=True
-            )
-            (folder / ".installed").touch()
-    return python
 
 
 def results() -> list[dict[str, Any]]:
