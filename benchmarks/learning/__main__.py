@@ -5,7 +5,7 @@
     python benchmarks/learning --list               # what there is and what has been run
     python benchmarks/learning --report             # the table and the curves anew, without running anything
 
-Each run is one `fdg train` with the settings that ship with the package. Its result is added to results.jsonl as soon as
+Each run is one `fdg train` with the settings that ship with the package, the long ones with `--compile-update`. Its result is added to results.jsonl as soon as
 it is there, so that the command can be stopped at any time and goes on with the next run. Stable-Baselines3 runs in an
 environment of its own (build/sb3) with the settings that its zoo publishes. Returns are of 100 episodes after training,
 without exploration. Table and curves are written to docs/learning.md and docs/learning.png.
@@ -50,6 +50,8 @@ class Study:
     """Frames of a run; by default as many as the settings that ship with the package make."""
     published: float | None = None
     """What Stable-Baselines3's zoo publishes for these frames (one run, version 3 of the environment)."""
+    compiled: bool = False
+    """Whether updates are compiled, which saves hours."""
 
     @property
     def name(self) -> str:
@@ -59,10 +61,10 @@ class Study:
 STUDIES = [
     *(Study(algorithm, "CartPole-v1", 5, 475.0) for algorithm in ("reinforce", "dqn", "a2c", "ppo")),
     *(Study(algorithm, "Acrobot-v1", 5, -100.0) for algorithm in ("dqn", "ppo")),
-    Study("ppo", "HalfCheetah-v5", 3, frames=1_000_000, published=5819.1),
-    Study("ppo", "Hopper-v5", 3, frames=1_000_000, published=2410.4),
+    Study("ppo", "HalfCheetah-v5", 3, frames=1_000_000, published=5819.1, compiled=True),
+    Study("ppo", "Hopper-v5", 3, frames=1_000_000, published=2410.4, compiled=True),
     *(
-        Study(algorithm, env, 3, frames=100_000)
+        Study(algorithm, env, 3, frames=100_000, compiled=True)
         for env in ("HalfCheetah-v5", "Hopper-v5")
         for algorithm in ("sac", "td3")
     ),
@@ -111,7 +113,8 @@ class Job:
         study = self.study
         frames = [] if study.frames is None else ["--total-timesteps", str(study.frames)]
         command = [sys.executable, "-m", "fdg", "train", study.algorithm, "--env", study.env, "--seed", str(self.seed)]
-        return [*command, *frames, "--eval-episodes", str(EPISODES), "--metrics-json", str(out), "-q"]
+        compiled = ["--compile-update"] if study.compiled else []
+        return [*command, *frames, *compiled, "--eval-episodes", str(EPISODES), "--metrics-json", str(out), "-q"]
 
     def theirs(self, out: Path) -> list[str]:
         frames = str(self.study.frames)
