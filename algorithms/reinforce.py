@@ -129,6 +129,7 @@ class REINFORCE(Trainer):
             steps = []
             while counts.any():
                 td = self.msrl.agent_act(td)
+                td["_step"] = counts
                 td = self.msrl.env_step(td)
                 td["counts"] = counts
                 counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
@@ -149,7 +150,7 @@ def next_episodes(counts: torch.Tensor, left: int, done: torch.Tensor) -> tuple[
     """Environments whose episode has ended take one of those left, in their order.
 
     Every episode that was begun is finished and counts: taking the first to end would favour short ones. An environment
-    that finds none left steps on beside the others, but what it does no longer counts.
+    that finds none left waits for the others.
     """
     ended = counts & done
     if not ended.any():

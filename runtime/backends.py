@@ -143,7 +143,9 @@ class Rows(Protocol):
     def reset(self, seeds: list[int] | None) -> np.ndarray:
         """First observations of new episodes in all rows; without seeds the random streams go on."""
 
-    def step(self, actions: np.ndarray) -> Step: ...
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
+        """Take a step in every row, or in those that are live; of the others nothing moves and nothing ends, and what is
+        returned as their observations and rewards means nothing."""
 
     def state(self) -> dict[str, Any]:
         """Where all rows are, for a checkpoint: {"how": …, "data": …, "why": …}, see `envstate`."""
@@ -228,11 +230,12 @@ class SyncRows(_Readable):
         if self._recorder is None and envstate.read(self.vector.envs[:1])[0] == "none":
             self._recorder = envstate.Recorder(self._environments(), seeds)
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
         recorder = self._recorder
         if recorder is not None:
-            recorder.step(actions)
-        final, reward, terminated, truncated = self._advance(actions)
+            recorder.step(actions, live)
+        rows = range(self._shape[0]) if live is None else np.flatnonzero(live).tolist()
+        final, reward, terminated, truncated = self._advance(actions, rows)
         ended, first = terminated | truncated, final
         if ended.any():
             first = final.copy()
@@ -242,13 +245,15 @@ class SyncRows(_Readable):
                 first[row] = self.vector.envs[row].reset()[0]
         return final, first, reward, terminated, truncated
 
-    def _advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Take a step in every row; observation, reward, terminated, truncated."""
-        rows = self._shape[0]
-        final, reward = np.empty(self._shape, self.observation_space.dtype), np.empty(rows)
-        terminated, truncated = np.empty(rows, np.bool_), np.empty(rows, np.bool_)
-        for row, env in enumerate(self.vector.envs):
-            final[row], reward[row], terminated[row], truncated[row], _ = env.step(actions[row])
+    def _advance(
+        self, actions: np.ndarray, rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take a step in some rows; observation, reward, terminated, truncated."""
+        count, envs = self._shape[0], self.vector.envs
+        final, reward = np.zeros(self._shape, self.observation_space.dtype), np.zeros(count)
+        terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        for row in rows:
+            final[row], reward[row], terminated[row], truncated[row], _ = envs[row].step(actions[row])
         return final, reward, terminated, truncated
 
     def close(self) -> None:
@@ -281,12 +286,14 @@ class CartPoleRows(_Readable):
     def reset(self, seeds: list[int] | None) -> np.ndarray:
         return self.vector.reset(seed=seeds[0] if seeds else None)[0]
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
         vector = self.vector
         state = self._moved(vector.state, self._forces.take(actions))
+        if live is not None:
+            state = np.where(live, state, vector.state)
         outside = np.abs(state[::2]) > self._limits
         terminated = outside[0] | outside[1]
-        vector.steps += 1
+        vector.steps += 1 if live is None else live
         truncated = vector.steps >= vector.max_episode_steps
         vector.state, vector.prev_done = state, self._none
         final = first = state.T.astype(np.float32, order="C")

@@ -7,6 +7,9 @@
 A row whose episode ends is reset within that very step. `next.observation` stays the true final observation, and
 `next.reset_observation` is where the row goes on: the first observation of its new episode, or `next.observation` again
 for a row that did not end. So no row of an automatic reset exists, for an algorithm to insert, count or learn from.
+
+A partial step, as TorchRL has it: where `td["_step"]` is False, a row stays where it is. It costs nothing and is no
+frame; its `next` is where it stands, without reward and not done. The entry is taken out of `td`.
 """
 
 from __future__ import annotations
@@ -139,13 +142,17 @@ class Environment:
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take `td["action"]` in every row; returns `td` with `next` filled. Other entries of `next` are kept."""
         self._check(td)
-        actions, cut = self._actions(td), self._cut
-        final, first, reward, terminated, truncated = self._rows.step(actions) if cut is None else cut
+        actions, live, cut = self._actions(td), self._live(td), self._cut
+        final, first, reward, terminated, truncated = self._rows.step(actions, live) if cut is None else cut
+        if live is not None and cut is None:
+            column = live.reshape(-1, *[1] * (final.ndim - 1))
+            final, first = (np.where(column, moved, self._at) for moved in (final, first))
+            reward = np.where(live, reward, 0)
         self._at, self._cut = first, None
         ended = terminated | truncated
-        self.frames += self.spec.num_envs
+        self.frames += self.spec.num_envs if live is None else int(np.count_nonzero(live))
         self._returns += reward
-        self._lengths += 1
+        self._lengths += 1 if live is None else live
         self._restarted = bool(np.count_nonzero(ended))
         if self._restarted:
             if cut is None:
@@ -263,6 +270,19 @@ class Environment:
                 f"env_step: rows {done.flatten().nonzero().flatten().tolist()} are done, and the environment has begun "
                 "new episodes there: write td = fdg.step_mdp(td) after env_step"
             )
+
+    def _live(self, td: TensorDictBase) -> np.ndarray | None:
+        """Which rows are to move; None: all of them."""
+        if "_step" not in _entries(td):
+            return None
+        given = td.pop("_step")
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.bool or given.numel() != self.spec.num_envs:
+            seen = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+            raise UsageError(
+                f"env_step: td['_step'] is {seen}; it says which rows are to move, a bool tensor [{self.spec.num_envs}]"
+            )
+        live = given.numpy(force=True).reshape(-1)
+        return None if live.all() else live
 
     def _actions(self, td: TensorDictBase) -> np.ndarray:
         """The environment's actions: integers [E], or numbers within the space's bounds [E, …]."""

@@ -168,6 +168,7 @@ class Recorder:
         self.seeds: list[int | None] = list(seeds)
         self.begin = [0] * len(envs)
         self.actions: np.ndarray | None = None
+        self.taken = np.ones((0, len(envs)), np.bool_)  # which of the actions were
         self.count = 0
         self.full = False
         self.skip: set[str] = set()  # attributes that are no plain values
@@ -178,20 +179,24 @@ class Recorder:
         self.begin[row] = self.count
         oldest = min(self.begin)
         if self.actions is not None and oldest > len(self.actions) // 2:  # forget what every row has left behind
-            self.actions[: self.count - oldest] = self.actions[oldest : self.count]
+            for array in (self.actions, self.taken):
+                array[: self.count - oldest] = array[oldest : self.count]
             self.begin = [begin - oldest for begin in self.begin]
             self.count -= oldest
 
-    def step(self, actions: np.ndarray) -> None:
-        """Note the actions of all rows."""
+    def step(self, actions: np.ndarray, live: np.ndarray | None) -> None:
+        """Note the actions of all rows, or of those that are live."""
         if self.actions is None:
             self.actions = np.empty((256, *actions.shape), actions.dtype)
+            self.taken = np.ones((256, len(actions)), np.bool_)
         elif self.count == len(self.actions):
             if self.full or 2 * self.actions.nbytes > LIMIT:
                 self.full = True
                 return
             self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
+            self.taken = np.concatenate([self.taken, np.ones_like(self.taken)])
         self.actions[self.count] = actions
+        self.taken[self.count] = True if live is None else live
         self.count += 1
 
     def state(self) -> list[dict[str, Any]]:
@@ -200,11 +205,12 @@ class Recorder:
             raise CheckpointError(f"an episode is longer than the {LIMIT >> 20} MB of actions that are recorded")
         none = np.empty((0, len(self.envs)), np.int64)
         actions = none if self.actions is None else self.actions[: self.count]
+        taken = self.taken[: self.count]
         return [
             {
                 "before": self.before[row],
                 "seed": self.seeds[row],
-                "actions": actions[self.begin[row] :, row].copy(),
+                "actions": actions[self.begin[row] :, row][taken[self.begin[row] :, row]],
                 "after": readable(env, set()),
             }
             for row, env in enumerate(self.envs)
@@ -221,6 +227,7 @@ class Recorder:
         if self.count:
             one = rows[0]["actions"]
             self.actions = np.empty((self.count, len(rows), *one.shape[1:]), one.dtype)
+            self.taken = np.ones((self.count, len(rows)), np.bool_)
         for index, (env, row) in enumerate(zip(self.envs, rows, strict=True)):
             self.before[index], self.seeds[index] = row["before"], row["seed"]
             self.begin[index] = self.count - lengths[index]

@@ -12,7 +12,7 @@ in the same order. So every bit is what `env.step` would have given, however man
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -91,38 +91,42 @@ class MujocoRows(SyncRows):
         place = data.xpos[self.one._main_body] if self.task.contacts else data.qpos
         return model, data, data.ctrl, place, data.qpos, data.qvel, data.cfrc_ext
 
-    def _advance(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        task, one, rows = self.task, self.one, len(self._simulations)
-        qpos, qvel = np.empty((rows, one.model.nq)), np.empty((rows, one.model.nv))
-        contacts = np.empty((rows, one.model.nbody, 6)) if task.contacts else None
-        path = np.empty((2, rows))
-        self._simulate(actions, (qpos, qvel, contacts, path))
+    def _advance(
+        self, actions: np.ndarray, rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        task, one, count = self.task, self.one, len(self._simulations)
+        qpos, qvel = np.zeros((count, one.model.nq)), np.zeros((count, one.model.nv))
+        contacts = np.zeros((count, one.model.nbody, 6)) if task.contacts else None
+        path = np.zeros((2, count))
+        self._simulate(rows, actions, (qpos, qvel, contacts, path))
         speed = (path[1] - path[0]) / one.dt
         reward = one._forward_reward_weight * speed
-        terminated = np.zeros(rows, np.bool_)
+        moved = np.zeros(count, np.bool_)
+        moved[rows] = True
+        terminated = np.zeros(count, np.bool_)
         if task.healthy is not None:
             healthy = task.healthy(one, qpos, qvel)
             reward += healthy * one._healthy_reward
             if one._terminate_when_unhealthy:
-                terminated = ~healthy
+                terminated = moved & ~healthy
         cost = one._ctrl_cost_weight * np.square(actions).sum(1)
         parts = [qpos[:, task.skipped :], np.clip(qvel, -10, 10) if task.clipped else qvel]
         if contacts is not None:
             contacts = np.clip(contacts, *one._contact_force_range)
-            cost = cost + one._contact_cost_weight * np.square(contacts).reshape(rows, -1).sum(1)
-            parts.append(contacts[:, 1:].reshape(rows, -1))
+            cost = cost + one._contact_cost_weight * np.square(contacts).reshape(count, -1).sum(1)
+            parts.append(contacts[:, 1:].reshape(count, -1))
         reward -= cost
-        truncated = np.empty(rows, np.bool_)
-        for row, env in enumerate(self.vector.envs):
-            limit: Any = env  # the outermost wrapper: Gymnasium's time limit
+        truncated = np.zeros(count, np.bool_)
+        for row in rows:
+            limit: Any = self.vector.envs[row]  # the outermost wrapper: Gymnasium's time limit
             limit._elapsed_steps += 1
             truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
         return np.concatenate(parts, axis=1), reward, terminated, truncated
 
-    def _simulate(self, actions: np.ndarray, into: tuple[Any, ...]) -> None:
-        """Advance all rows: each thread takes the next one that nobody has."""
-        rows = iter(range(len(actions)))
-        helpers = min(cores(), len(actions) // ALONE) - 1
+    def _simulate(self, which: Sequence[int], actions: np.ndarray, into: tuple[Any, ...]) -> None:
+        """Advance some rows: each thread takes the next one that nobody has."""
+        rows = iter(which)
+        helpers = min(cores(), len(which) // ALONE) - 1
         if helpers <= 0:
             return self._run(rows, actions, into)
         trial, self._steps = self._steps % PERIOD // TRIAL, self._steps + 1

@@ -449,6 +449,61 @@ def test_going_on_from_a_final_observation_is_refused() -> None:
         env.step(with_action(td, 0, 0))
 
 
+# Partial steps
+
+
+def journeys(name: str, backend: str | None, steps: int, chance: float) -> list[list[Any]]:
+    """What each of 3 rows sees, if a row moves with some chance in each step; a row's actions are its own."""
+    env, drawn = make_env(name, 3, seed=1, backend=backend), torch.Generator().manual_seed(1)
+    actions = torch.stack([random_actions(env, drawn) for _ in range(steps)])
+    seen: list[list[Any]] = [[], [], []]
+    td, masks = env.reset(), torch.Generator().manual_seed(2)
+    while any(len(row) < steps for row in seen):
+        live = torch.rand(3, generator=masks) < chance
+        live &= torch.tensor([len(row) < steps for row in seen])
+        td["action"] = torch.stack([actions[min(len(row), steps - 1), i] for i, row in enumerate(seen)])
+        td["_step"] = live
+        before, frames = td["observation"].clone(), env.frames
+        td = env.step(td)
+        assert "_step" not in td.keys() and env.frames - frames == live.sum()
+        following = td["next"]
+        for row in range(3):
+            if live[row]:
+                seen[row].append([following[key][row].tolist() for key in sorted(following.keys())])
+        for key in ("observation", "reset_observation"):
+            assert torch.equal(following[key][~live], before[~live])
+        assert not following["reward"][~live].any() and not following["done"][~live].any()
+        td = step_mdp(td)
+    assert env.frames == 3 * steps
+    return [*seen, sorted(env.drain_episodes())]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "steps"),
+    [
+        (f"{THREE}:make_env", None, 20),
+        ("cartpole", "sync", 60),
+        ("cartpole", None, 8),  # until an episode ends: new ones are drawn from one generator for all rows
+        ("acrobot", None, 20),
+        ("hopper", None, 60),
+        ("ant", None, 40),
+        ("ant", "sync", 40),
+    ],
+)
+def test_rows_that_stand_still_for_a_while_go_on_alike(name: str, backend: str | None, steps: int) -> None:
+    assert journeys(name, backend, steps, 0.4) == journeys(name, backend, steps, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"), [(torch.ones(2), "torch.float32 [2]"), (torch.ones(2, 3, dtype=torch.bool), "torch.bool [2, 3]")]
+)
+def test_a_mask_that_is_none(given: torch.Tensor, seen: str) -> None:
+    env = three()
+    td = env.reset().set("_step", given)
+    with pytest.raises(UsageError, match=re.escape(f"td['_step'] is {seen}")):
+        env.step(with_action(td, 0, 0))
+
+
 # Between steps
 
 

@@ -31,9 +31,10 @@ def act(env: Environment, td: TensorDict, draw: torch.Generator) -> TensorDict:
 
 
 def run(env: Environment, td: TensorDict, steps: int, seed: int) -> tuple[TensorDict, list[Any]]:
-    """Steps with random actions, and now and then a reset of all rows; everything that a trainer could see."""
+    """Steps with random actions in most rows, and now and then a reset of all; everything that a trainer could see."""
     draw, seen = torch.Generator().manual_seed(seed), []
     for step in range(steps):
+        td["_step"] = torch.rand(env.spec.num_envs, generator=draw) < 0.9
         stepped = act(env, td, draw)
         seen.append({key: value.clone() for key, value in stepped["next"].items()})
         td = step_mdp(stepped)
