@@ -135,7 +135,7 @@ class REINFORCE(Trainer):
                 counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
                 steps.append(td)
                 td = step_mdp(td)
-            rows = with_returns(torch.stack(steps), self.config.gamma)
+            rows = with_returns(steps, self.config.gamma)
             metrics = self.msrl.agent_learn(rows)
             self.msrl.log(i, metrics)
 
@@ -159,14 +159,15 @@ def next_episodes(counts: torch.Tensor, left: int, done: torch.Tensor) -> tuple[
     return (counts & ~ended) | goes_on, left - int(goes_on.sum())
 
 
-def with_returns(steps: TensorDict, gamma: float) -> TensorDict:
-    """The steps [T, E] that count, as rows, each with the discounted return from there to the end of its episode."""
-    reward, goes_on = steps["next", "reward"].squeeze(-1), ~steps["next", "done"].squeeze(-1)
+def with_returns(steps: list[TensorDict], gamma: float) -> TensorDict:
+    """The rows of all steps that count, each with the discounted return from there to the end of its episode."""
+    keys = "observation", "action", ("next", "reward"), ("next", "done"), "counts"
+    observation, action, reward, done, counts = (torch.stack([step[key] for step in steps]) for key in keys)
+    weight = gamma * ~done
     returns = torch.empty_like(reward)
-    following = torch.zeros_like(reward[0])
-    for step in reversed(range(len(reward))):
-        following = reward[step] + gamma * goes_on[step] * following
-        returns[step] = following
-    rows = steps.select("observation", "action", ("next", "reward"), ("next", "done"))
-    rows["return"] = returns
-    return rows[steps["counts"]]
+    later = torch.zeros_like(reward[0])
+    for step in reversed(range(len(steps))):
+        later = torch.addcmul(reward[step], weight[step], later, out=returns[step])
+    following = TensorDict({"reward": reward, "done": done}, counts.shape)
+    columns = {"observation": observation, "action": action, "return": returns.squeeze(-1), "next": following}
+    return TensorDict(columns, counts.shape)[counts]

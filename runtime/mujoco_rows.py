@@ -22,10 +22,10 @@ import numpy as np
 from fdg.capacity import cores
 from fdg.runtime.backends import SyncRows
 
-ALONE = 4
-"""Below so many rows to a thread, waking another one takes longer than it saves."""
-PERIOD, TRIAL = 512, 8
-"""Of so many steps, how many are taken to learn whether helpers pay: on a busy machine they do not."""
+ENOUGH = 120e-6
+"""Seconds of work for a thread; with less to do, waking it takes longer than it saves."""
+PERIOD, TRIAL = 256, 6
+"""Of so many steps, how many are taken without helpers and with them, to learn whether they pay: not on a busy machine."""
 
 
 class Task(NamedTuple):
@@ -81,7 +81,7 @@ class MujocoRows(SyncRows):
         self.one = inner[0]
         self._simulations = [self._simulation(env.model, env.data) for env in inner]
         self._helpers: list[threading.Thread] = []
-        self._steps, self._seconds = 0, [0.0, 0.0]  # without helpers, with them, in the last trial
+        self._steps, self._seconds = 0, [0.0, 0.0]  # for a row without helpers, with them, in the last trial
         self._work: SimpleQueue[Any] = SimpleQueue()
         self._done: SimpleQueue[Any] = SimpleQueue()
 
@@ -125,21 +125,19 @@ class MujocoRows(SyncRows):
 
     def _simulate(self, which: Sequence[int], actions: np.ndarray, into: tuple[Any, ...]) -> None:
         """Advance some rows: each thread takes the next one that nobody has."""
-        rows = iter(which)
-        helpers = min(cores(), len(which) // ALONE) - 1
-        if helpers <= 0:
-            return self._run(rows, actions, into)
-        trial, self._steps = self._steps % PERIOD // TRIAL, self._steps + 1
-        helped = trial if trial < 2 else self._seconds[1] < self._seconds[0]
-        if trial == 0 and self._steps % PERIOD == 1:
-            self._seconds = [0.0, 0.0]
+        if not which:
+            return
+        rows, trial = iter(which), self._steps % PERIOD // TRIAL
+        first, self._steps = self._steps % PERIOD % TRIAL == 0, self._steps + 1
+        helpers = min(cores(), int(len(which) * self._seconds[0] / ENOUGH)) - 1
         start = perf_counter()
-        if helped:
+        if helpers > 0 and (trial == 1 or (trial > 1 and self._seconds[1] < self._seconds[0])):
             self._share(helpers, rows, actions, into)
         else:
             self._run(rows, actions, into)
         if trial < 2:
-            self._seconds[trial] += perf_counter() - start
+            taken = (perf_counter() - start) / len(which)
+            self._seconds[trial] = taken if first else min(taken, self._seconds[trial])
 
     def _share(self, helpers: int, *work: Any) -> None:
         if not self._helpers or not self._helpers[0].is_alive():  # in a forked process none is

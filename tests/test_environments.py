@@ -465,7 +465,7 @@ def journeys(name: str, backend: str | None, steps: int, chance: float) -> list[
         td["_step"] = live
         before, frames = td["observation"].clone(), env.frames
         td = env.step(td)
-        assert "_step" not in td.keys() and env.frames - frames == live.sum()
+        assert "_step" not in set(td.keys()) and env.frames - frames == live.sum()
         following = td["next"]
         for row in range(3):
             if live[row]:

@@ -83,7 +83,7 @@ def reinforce_cartpole(seconds: float) -> None:
 
 def reinforce_ant(seconds: float) -> None:
     """On two workers, from the end of the first iteration on; the collect phase beside it."""
-    settings: dict[str, Any] = dict(env="Ant-v5", envs=16, actors=2, hidden_dim=256, episodes_per_iter=32, threads=1)
+    settings: dict[str, Any] = dict(env="Ant-v5", envs=32, actors=2, hidden_dim=256, episodes_per_iter=400, threads=1)
     settings.update(policy="single_learner_coarse", engine="process", workers=2)
     result = launch(REINFORCE, iterations=max(2, int(seconds)), **settings)
     first, *_, last = result.history
