@@ -23,6 +23,7 @@ from fdg import (
     Trainer,
     fast,
     sample_categorical,
+    sample_normal,
     step_mdp,
 )
 
@@ -95,15 +96,10 @@ class Policy(nn.Module):
         self.network = mlp(spec.obs_dim, outputs, config, last_gain=0.01)
         self.log_std = None if spec.discrete else nn.Parameter(torch.full((outputs,), config.log_std_init))
 
-    def sample(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions drawn for observations (not normalized yet), and the logarithm of their probability."""
+    def sample(self, observation: torch.Tensor) -> torch.Tensor:
+        """Actions drawn for observations (not normalized yet)."""
         output = fast(self.network, self.normalize(observation))
-        if self.log_std is None:
-            log_probs = output.log_softmax(-1)
-            action = sample_categorical(log_probs)
-            return action, log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        noise = torch.randn_like(output)
-        return torch.addcmul(output, noise, self.log_std.exp()), self._log_density(noise)
+        return sample_categorical(output) if self.log_std is None else sample_normal(output, self.log_std.exp())
 
     def mode(self, observation: torch.Tensor) -> torch.Tensor:
         """The likeliest actions for observations (not normalized yet)."""
@@ -118,12 +114,8 @@ class Policy(nn.Module):
             entropy = -(log_probs.exp() * log_probs).sum(-1)
             return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
         entropy = (self.log_std + (0.5 + 0.5 * math.log(2 * math.pi))).sum()
-        return self._log_density((action - output) * (-self.log_std).exp()), entropy
-
-    def _log_density(self, noise: torch.Tensor) -> torch.Tensor:
-        """Of actions that are so many spreads away from the mean."""
-        assert self.log_std is not None
-        return -0.5 * noise.square().sum(-1) - (self.log_std + 0.5 * math.log(2 * math.pi)).sum()
+        away = (action - output) * (-self.log_std).exp()  # how many spreads from the mean
+        return -0.5 * torch.linalg.vecdot(away, away) - (self.log_std + 0.5 * math.log(2 * math.pi)).sum(), entropy
 
 
 class SamplingActor(Actor):
@@ -133,7 +125,7 @@ class SamplingActor(Actor):
         self.policy = policy
 
     def act(self, td: TensorDict) -> TensorDict:
-        td["action"], _ = self.policy.sample(td["observation"])
+        td["action"] = self.policy.sample(td["observation"])
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
@@ -199,7 +191,9 @@ class A2CLearner(Learner):
         policy_loss = -(log_prob * advantage).mean()
         value_loss = (value - batch["value_target"]).square().mean()
         entropy = entropy.mean()
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        loss = policy_loss + config.vf_coef * value_loss
+        if config.ent_coef:
+            loss = loss - config.ent_coef * entropy
         return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def finish(self, rollout: TensorDict) -> None:

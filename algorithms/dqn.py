@@ -93,13 +93,14 @@ class QLearner(Learner):
     def __init__(self, network: nn.Module, config: DQNConfig) -> None:
         self.config, self.network, self.updates = config, network, 0
         self.target = deepcopy(network).requires_grad_(False)
+        self.weights = [*self.target.parameters()], [*network.parameters()]
         self.optimizer = Adam(network, lr=config.lr, max_grad_norm=config.max_grad_norm)
 
     def learn(self, batch: TensorDict) -> torch.Tensor:
         self.optimizer.lr = self.lr()
         loss = self.update(self.loss, batch)
         with torch.no_grad():
-            torch._foreach_lerp_([*self.target.parameters()], [*self.network.parameters()], self.config.tau)
+            torch._foreach_lerp_(*self.weights, self.config.tau)
         self.updates += 1
         return loss
 
@@ -117,9 +118,9 @@ class QLearner(Learner):
     def target_value(self, batch: TensorDict) -> torch.Tensor:
         """Reward and the discounted value of what follows: nothing where the episode terminated."""
         following = batch["next", "observation"]
-        values = self.target(following)
+        values = fast(self.target, following)
         if self.config.double:
-            value = values.gather(-1, self.network(following).argmax(-1, keepdim=True))
+            value = values.gather(-1, fast(self.network, following).argmax(-1, keepdim=True))
         else:
             value = values.amax(-1, keepdim=True)
         discount = self.config.gamma ** batch.get("steps_to_next_obs", 1)

@@ -53,14 +53,6 @@ class PPOConfig(A2CConfig):
             )
 
 
-class PPOActor(SamplingActor):
-    """Samples from the policy and notes how likely that was."""
-
-    def act(self, td: TensorDict) -> TensorDict:
-        td["action"], td["action_log_prob"] = self.policy.sample(td["observation"])
-        return td
-
-
 class PPOLearner(A2CLearner):
     """Passes over each rollout [T, N] in minibatches, with an objective that keeps the policy near the old one."""
 
@@ -72,16 +64,22 @@ class PPOLearner(A2CLearner):
 
     def learn(self, rollout: TensorDict) -> dict[str, torch.Tensor]:
         batch = self.prepare(rollout)
-        batch["action_log_prob"] = rollout["action_log_prob"]
         length = len(rollout)
         for _ in range(self.config.update_epochs):
             # Steps are shuffled, and a minibatch has all environments of its steps: so have several learners' together.
-            shuffled = batch[torch.randperm(length)]
-            for minibatch in shuffled.split(length // self.config.num_minibatches):
-                losses = self.update(self.loss, minibatch.flatten())
+            shuffled = batch[torch.randperm(length)].flatten()
+            for minibatch in shuffled.split(len(shuffled) // self.config.num_minibatches):
+                losses = self.update(self.loss, minibatch)
         losses.update(self.diagnose(batch.flatten()))
         self.finish(rollout)
         return losses
+
+    @torch.no_grad()
+    def prepare(self, rollout: TensorDict) -> TensorDict:
+        """Also how likely the actions were: the actors' policy is still this one."""
+        batch = super().prepare(rollout)
+        batch["action_log_prob"], _ = self.policy(batch["observation"], batch["action"])
+        return batch
 
     def loss(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         config, advantage = self.config, batch["advantage"]
@@ -99,7 +97,9 @@ class PPOLearner(A2CLearner):
             near = batch["value"] + (value - batch["value"]).clamp(-config.clip_coef, config.clip_coef)
             error = torch.max(error, (near - batch["value_target"]).square())
         value_loss, entropy = error.mean(), entropy.mean()
-        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        loss = policy_loss + config.vf_coef * value_loss
+        if config.ent_coef:
+            loss = loss - config.ent_coef * entropy
         return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def torchrl_losses(self, batch: TensorDict) -> dict[str, torch.Tensor]:
@@ -169,7 +169,7 @@ class PPO(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy, critic = Policy(spec, self.config), mlp(spec.obs_dim, 1, self.config, last_gain=1.0)
-        return Agent(PPOActor(policy), PPOLearner(policy, critic, self.config))
+        return Agent(SamplingActor(policy), PPOLearner(policy, critic, self.config))
 
     def train(self) -> None:
         td = self.msrl.env_reset()

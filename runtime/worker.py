@@ -7,6 +7,7 @@ slots: objects that are in the shared memory of other workers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -254,6 +255,7 @@ def work(control: int, pulse: int) -> None:
     threading.Thread(target=_beat, args=(beating,), daemon=True).start()
     channel = Channel(end, Arena(number), Library())
     worker = Worker(channel.arena, channel.library)
+    gc.freeze()  # collections of garbage pass over all that was imported
     while True:
         try:
             name, arguments = channel.receive()

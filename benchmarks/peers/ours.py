@@ -53,8 +53,9 @@ class Watch:
 
 def run(trainer: type, watch: Watch, **settings: Any) -> float:
     """Frames per second of a run, from the first row of its log after the warm-up on."""
+    settings = {"iterations": FOREVER, "tuned": False, **settings}
     try:
-        launch(trainer, observers=[watch], iterations=settings.pop("iterations", FOREVER), **settings)
+        launch(trainer, observers=[watch], **settings)
     except Over:
         pass
     return watch.rate
@@ -174,7 +175,7 @@ class Collect(Trainer):
 
 
 def collect_cheetah(seconds: float) -> None:
-    answer(rate=run(Collect, Watch(seconds), env="HalfCheetah-v5", envs=64))
+    answer(rate=run(Collect, Watch(seconds), env="HalfCheetah-v5", envs=256))
 
 
 def collect_cartpole(seconds: float) -> None:

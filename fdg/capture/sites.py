@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +107,7 @@ class Site:
         leaves: list[torch.Tensor] = []
         matches(args, captured.template, leaves)
         self.captured.append(captured)
+        gc.freeze()  # what the compiler has brought along stays, see `runtime.run.settled`
         return captured, leaves
 
 
