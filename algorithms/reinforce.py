@@ -163,11 +163,11 @@ def with_returns(steps: list[TensorDict], gamma: float) -> TensorDict:
     """The rows of all steps that count, each with the discounted return from there to the end of its episode."""
     keys = "observation", "action", ("next", "reward"), ("next", "done"), "counts"
     observation, action, reward, done, counts = (torch.stack([step[key] for step in steps]) for key in keys)
-    weight = gamma * ~done
-    returns = torch.empty_like(reward)
-    later = torch.zeros_like(reward[0])
-    for step in reversed(range(len(steps))):
-        later = torch.addcmul(reward[step], weight[step], later, out=returns[step])
+    returns, later = [], torch.zeros_like(reward[0])
+    for now, factor in zip(reversed(reward.unbind()), reversed((gamma * ~done).unbind()), strict=True):
+        later = torch.addcmul(now, factor, later)
+        returns.append(later)
     following = TensorDict({"reward": reward, "done": done}, counts.shape)
-    columns = {"observation": observation, "action": action, "return": returns.squeeze(-1), "next": following}
+    columns = {"observation": observation, "action": action, "next": following}
+    columns["return"] = torch.stack(returns[::-1]).squeeze(-1)
     return TensorDict(columns, counts.shape)[counts]
