@@ -126,16 +126,16 @@ class REINFORCE(Trainer):
         for i in range(self.config.iterations):
             td = self.msrl.env_reset()
             counts, left = first_episodes(self.config)
-            steps = []
+            steps, counted = [], []
             while counts.any():
                 td = self.msrl.agent_act(td)
                 td["_step"] = counts
                 td = self.msrl.env_step(td)
-                td["counts"] = counts
-                counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
                 steps.append(td)
+                counted.append(counts)
+                counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
                 td = step_mdp(td)
-            rows = with_returns(steps, self.config.gamma)
+            rows = with_returns(steps, counted, self.config.gamma)
             metrics = self.msrl.agent_learn(rows)
             self.msrl.log(i, metrics)
 
@@ -159,10 +159,11 @@ def next_episodes(counts: torch.Tensor, left: int, done: torch.Tensor) -> tuple[
     return (counts & ~ended) | goes_on, left - int(goes_on.sum())
 
 
-def with_returns(steps: list[TensorDict], gamma: float) -> TensorDict:
+def with_returns(steps: list[TensorDict], counted: list[torch.Tensor], gamma: float) -> TensorDict:
     """The rows of all steps that count, each with the discounted return from there to the end of its episode."""
-    keys = "observation", "action", ("next", "reward"), ("next", "done"), "counts"
-    observation, action, reward, done, counts = (torch.stack([step[key] for step in steps]) for key in keys)
+    keys = "observation", "action", ("next", "reward"), ("next", "done")
+    observation, action, reward, done = (torch.stack([step[key] for step in steps]) for key in keys)
+    counts = torch.stack(counted)
     returns, later = [], torch.zeros_like(reward[0])
     for now, factor in zip(reversed(reward.unbind()), reversed((gamma * ~done).unbind()), strict=True):
         later = torch.addcmul(now, factor, later)

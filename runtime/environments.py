@@ -275,7 +275,8 @@ class Environment:
         """Which rows are to move; None: all of them."""
         if "_step" not in _entries(td):
             return None
-        given = td.pop("_step")
+        plain = type(td) is TensorDict and not td.is_locked
+        given = td._tensordict.pop("_step") if plain else td.pop("_step")  # type: ignore[attr-defined]
         if not isinstance(given, torch.Tensor) or given.dtype != torch.bool or given.numel() != self.spec.num_envs:
             seen = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
             raise UsageError(
