@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -93,7 +94,7 @@ class QLearner(Learner):
     def __init__(self, network: nn.Module, config: DQNConfig) -> None:
         self.config, self.network, self.updates = config, network, 0
         self.target = deepcopy(network).requires_grad_(False)
-        self.weights = [*self.target.parameters()], [*network.parameters()]
+        self.weights: Any = [*self.target.parameters()], [*network.parameters()]
         self.optimizer = Adam(network, lr=config.lr, max_grad_norm=config.max_grad_norm)
 
     def learn(self, batch: TensorDict) -> torch.Tensor:

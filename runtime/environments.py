@@ -145,8 +145,9 @@ class Environment:
         actions, live, cut = self._actions(td), self._live(td), self._cut
         final, first, reward, terminated, truncated = self._rows.step(actions, live) if cut is None else cut
         if live is not None and cut is None:
-            column = live.reshape(-1, *[1] * (final.ndim - 1))
-            final, first = (np.where(column, moved, self._at) for moved in (final, first))
+            column, at = live.reshape(-1, *[1] * (final.ndim - 1)), self._at
+            assert at is not None
+            final, first = (np.where(column, moved, at) for moved in (final, first))
             reward = np.where(live, reward, 0)
         self._at, self._cut = first, None
         ended = terminated | truncated
