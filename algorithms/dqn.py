@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -94,14 +93,15 @@ class QLearner(Learner):
     def __init__(self, network: nn.Module, config: DQNConfig) -> None:
         self.config, self.network, self.updates = config, network, 0
         self.target = deepcopy(network).requires_grad_(False)
-        self.weights: Any = [*self.target.parameters()], [*network.parameters()]
+        self.target_weights: list[torch.Tensor] = [*self.target.parameters()]
+        self.weights: list[torch.Tensor] = [*network.parameters()]
         self.optimizer = Adam(network, lr=config.lr, max_grad_norm=config.max_grad_norm)
 
     def learn(self, batch: TensorDict) -> torch.Tensor:
         self.optimizer.lr = self.lr()
         loss = self.update(self.loss, batch)
         with torch.no_grad():
-            torch._foreach_lerp_(*self.weights, self.config.tau)
+            torch._foreach_lerp_(self.target_weights, self.weights, self.config.tau)
         self.updates += 1
         return loss
 
