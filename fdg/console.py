@@ -71,6 +71,10 @@ class RunConsole:
         if time.monotonic() - self._shown >= every or "evaluation" in row:
             self._show()
 
+    def on_final_evaluation(self, episodes: int) -> None:
+        if self.console.is_terminal:
+            self.console.print(f"evaluating the policy over {episodes} episodes …", markup=False)
+
     def on_end(self, metrics: dict[str, Any]) -> None:
         self._name_folder()
         self.close()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fdg.api import Actor, Learner
-from fdg.errors import RunError, UsageError
+from fdg.errors import RunError, UsageError, did_you_mean
 from fdg.runtime.environments import Environment, begin_rows
 from fdg.runtime.evaluation import Evaluator, evaluate_apart
 from fdg.runtime.replay import ReplayBuffer
@@ -70,6 +70,10 @@ class MSRL:
         self._actor_stream = streams.of("actor", index)
         self._buffer_stream = streams.of("buffer")
         self._learner_stream = streams.of("learner")
+
+    def __getattr__(self, name: str) -> Any:
+        calls = [call for call in dir(MSRL) if not call.startswith("_")]
+        raise AttributeError(f"self.msrl has no {name!r}: {did_you_mean(name, calls)}")
 
     def attach(self, boundaries: Any) -> None:
         """Let `train` say where the boundaries of its outermost loops are (the compiler writes these calls)."""

@@ -266,6 +266,12 @@ class Environment:
                 f"env_step takes all rows of the environment, batch size {list(self._size)}, "
                 f"got {list(td.batch_size)}: pass on what env_reset or step_mdp returned"
             )
+        following = _entries(td).get("next")
+        if following is not None and "reset_observation" in _entries(following):
+            raise UsageError(
+                "env_step: td is what the last env_step returned, still with its 'next', so the actor saw an old observation: "
+                "write td = fdg.step_mdp(td) after env_step"
+            )
         if self._restarted and (done := td.get("done", None)) is not None and done.any():
             raise UsageError(
                 f"env_step: rows {done.flatten().nonzero().flatten().tolist()} are done, and the environment has begun "

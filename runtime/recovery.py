@@ -119,6 +119,12 @@ def check_config(state: State, config: Config) -> None:
                 f"{name} is {given}, and the checkpoint was taken with {name} = {was}, which cannot change while a run goes "
                 f"on: leave --{name} out, or start anew without --resume"
             )
+    was, done = state["config"].get("iterations", 0), len(state["progress"]["history"])
+    if config.iterations < was and config.iterations <= done:
+        raise CheckpointError(
+            f"iterations is {config.iterations}, and {done} are done in the checkpoint: there would be nothing to train; write "
+            f"--iterations with more than {done}, or leave it out for the {was} of before"
+        )
 
 
 def agent_hash(agent: Any) -> str:

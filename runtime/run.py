@@ -403,6 +403,9 @@ class Run:
         else:
             parameters = coordinator.engine.parameters()
         self.save_policy(msrl)
+        for observer in self.observers if self.options.eval_episodes else ():
+            if hasattr(observer, "on_final_evaluation"):
+                observer.on_final_evaluation(self.options.eval_episodes)
         if self.options.eval_episodes and (returns := self.evaluate(msrl, self.options.eval_episodes)):
             mean = sum(returns) / len(returns)
             with contextlib.suppress(StopTraining):

@@ -133,6 +133,10 @@ def test_what_is_given_anew_is_named(here: Path) -> None:  # noqa: F811
     message = "actors is 3, and the checkpoint was taken with actors = 2, which cannot change while a run goes on"
     assert message in refused("train", "dqn", "--resume", folder, "--actors", "3")
     assert "seed is 5, and" in refused("train", "dqn", "--resume", folder, "--seed", "5")
+    before = (folder / "metrics.csv").read_text()
+    message = refused("train", "dqn", "--resume", folder, "--iterations", "1")
+    assert "iterations is 1, and" in message and "nothing to train" in message
+    assert (folder / "metrics.csv").read_text() == before
 
 
 def test_wrong_checkpoints_are_refused(here: Path) -> None:  # noqa: F811

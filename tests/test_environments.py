@@ -449,6 +449,13 @@ def test_going_on_from_a_final_observation_is_refused() -> None:
         env.step(with_action(td, 0, 0))
 
 
+def test_a_forgotten_step_mdp_is_told() -> None:
+    env = three()
+    td = env.step(with_action(env.reset(), 0, 0))
+    with pytest.raises(UsageError, match=r"still with its 'next'.*td = fdg\.step_mdp\(td\)"):
+        env.step(with_action(td, 0, 0))
+
+
 # Partial steps
 
 

@@ -18,6 +18,7 @@ from fdg.api import Agent, Trainer, pure
 from fdg.compiler import project
 from fdg.errors import FdgError, GraphError
 from fdg.graph import Graph
+from fdg.msrl import MSRL
 from fdg.policies import ShardedReplay, SingleLearnerCoarse, SingleLearnerFine
 from fdg.runtime.load import cache_folder
 from fdg.runtime.run import Result, launch
@@ -676,3 +677,8 @@ def test_a_component_call_that_nobody_could_see_is_named():
     launch(PassesItselfOn)
     with pytest.raises(GraphError, match=r"self\.msrl\.env_reset was called at the driver"):
         launch(PassesItselfOn, policy="single_learner_coarse")
+
+
+def test_a_misspelt_call_is_told_under_local_too() -> None:
+    with pytest.raises(AttributeError, match=r"self\.msrl has no 'env_stpe': did you mean 'env_step'"):
+        MSRL.__new__(MSRL).env_stpe  # noqa: B018
