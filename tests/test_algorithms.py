@@ -228,7 +228,6 @@ def test_returns_against_a_loop(gamma):
         {
             "observation": torch.zeros(length, envs, 1),
             "action": torch.zeros(length, envs),
-            "counts": counts,
             "next": {"reward": reward, "done": done},
         },
         batch_size=[length, envs],
@@ -237,7 +236,7 @@ def test_returns_against_a_loop(gamma):
     for step in reversed(range(length)):
         following = reward[step, :, 0] + gamma * following * ~done[step, :, 0]
         expected[step] = following
-    rows = with_returns(steps, gamma)
+    rows = with_returns([*steps.unbind(0)], [*counts.unbind(0)], gamma)
     assert list(rows.batch_size) == [int(counts.sum())]
     assert torch.allclose(rows["return"], expected[counts], atol=1e-5)
 
