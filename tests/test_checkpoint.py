@@ -512,9 +512,7 @@ def test_a_component_built_otherwise_is_refused(saved, here, words):
 
 def test_a_network_of_another_shape_is_refused():
     saved, here = (built(DQN(DQNConfig(hidden_dim=width)), 0).learner for width in (16, 32))
-    with pytest.raises(
-        CheckpointError, match=r"`learner.\S+` was float32 \[16, 4\].* is float32 \[32, 4\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"`learner.\S+` was float32 \[16, 4\].* is float32 \[32, 4\]"):
         restore(here, state_of(saved))
 
 
