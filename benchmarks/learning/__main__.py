@@ -223,9 +223,10 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
     import numpy as np
 
     columns = 3
-    rows = -(-len(STUDIES) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(12, 2.7 * rows), constrained_layout=True)
-    for axis, study in zip(axes.flat, STUDIES, strict=False):
+    studies = [study for study in STUDIES if any(key(r)[1:3] == (study.algorithm, study.env) for r in found)]
+    rows = -(-len(studies) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(12, 2.7 * rows), constrained_layout=True, squeeze=False)
+    for axis, study in zip(axes.flat, studies, strict=False):
         for who, colour, label in (("sb3", "0.55", "Stable-Baselines3"), ("fdg", "C0", "FDG")):
             curves = [r["curve"] for r in found if key(r)[:3] == (who, study.algorithm, study.env) and r["curve"]]
             if not curves:
@@ -240,13 +241,13 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
         axis.set_title(f"{study.algorithm.upper()}, {study.env}", fontsize=10)
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
         axis.grid(alpha=0.2)
-    for axis in axes.flat[len(STUDIES) :]:
+        axis.legend(fontsize=7, loc="lower right")
+    for axis in axes.flat[len(studies) :]:
         axis.set_axis_off()
     for axis in axes[-1]:
         axis.set_xlabel("frames")
-    handles = dict(zip(*[reversed(part) for part in axes.flat[6].get_legend_handles_labels()], strict=True))
-    if handles:
-        axes.flat[6].legend(handles.values(), handles.keys(), fontsize=8, loc="lower right")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("return")
     figure.savefig(file, dpi=110)
 
 
@@ -258,7 +259,7 @@ def report() -> None:
         "",
         "Written by `python benchmarks/learning`, which runs what is missing and stores each result as it finishes",
         "(benchmarks/learning/results.jsonl). Each run is `fdg train ALGORITHM --env ENV` with the settings that ship with the",
-        f"package. Returns are means of {EPISODES} episodes after training, without exploration; ± is the spread over seeds. "
+        f"package, on MuJoCo's environments with `--compile-update`. Returns are means of {EPISODES} episodes after training, without exploration; ± is the spread over seeds. "
         "Stable-Baselines3",
         "has the settings of its zoo and the same number of frames; the zoo's own figures are of one run each, on version 3 of the",
         "environments.",
