@@ -36,7 +36,7 @@ class REINFORCEConfig(Config):
     """Turns of the outer loop: finish episodes, then take one gradient step."""
     episodes_per_iter: int = 16
     """Episodes of one gradient step, over all actors; a multiple of `actors`."""
-    lr: float = 5e-3
+    lr: float = 3e-3
     """Adam's step size at the start; it falls linearly to 0."""
     gamma: float = 0.99
     """Discount of future rewards."""
