@@ -107,7 +107,8 @@ class Site:
         leaves: list[torch.Tensor] = []
         matches(args, captured.template, leaves)
         self.captured.append(captured)
-        gc.freeze()  # what the compiler has brought along stays, see `runtime.run.settled`
+        if gc.get_freeze_count():  # in a run: what the compiler has brought along stays, see `runtime.run.settled`
+            gc.freeze()
         return captured, leaves
 
 
