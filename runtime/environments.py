@@ -269,7 +269,7 @@ class Environment:
         following = _entries(td).get("next")
         if following is not None and "reset_observation" in _entries(following):
             raise UsageError(
-                "env_step: td is what the last env_step returned, still with its 'next', so the actor saw an old observation: "
+                "env_step: td is what the last env_step returned, still with its 'next': its observation is that of the step before; "
                 "write td = fdg.step_mdp(td) after env_step"
             )
         if self._restarted and (done := td.get("done", None)) is not None and done.any():

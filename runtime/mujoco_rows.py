@@ -140,16 +140,17 @@ class MujocoRows(SyncRows):
             self._seconds[trial] = taken if first else min(taken, self._seconds[trial])
 
     def _share(self, helpers: int, *work: Any) -> None:
-        if not self._helpers or not self._helpers[0].is_alive():  # in a forked process none is
-            self._helpers = [threading.Thread(target=self._help, daemon=True) for _ in range(helpers)]
-            for helper in self._helpers:
-                helper.start()
-        for _ in self._helpers:
+        if self._helpers and not self._helpers[0].is_alive():  # in a forked process none is
+            self._helpers = []
+        while len(self._helpers) < helpers:
+            self._helpers.append(threading.Thread(target=self._help, daemon=True))
+            self._helpers[-1].start()
+        for _ in range(helpers):
             self._work.put(work)
         try:
             self._run(*work)
         finally:
-            errors = [error for _ in self._helpers if (error := self._done.get()) is not None]
+            errors = [error for _ in range(helpers) if (error := self._done.get()) is not None]
         if errors:
             raise errors[0]
 

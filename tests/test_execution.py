@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import traceback
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ import torch
 from reference import mismatches, run_reference
 from toy import ToyActor, ToyConfig, ToyLearner, ToyNet, ToyTrainer, advance, digest, row
 
+from fdg.algorithms.dqn import DQN
 from fdg.api import Agent, Trainer, pure
 from fdg.compiler import project
 from fdg.errors import FdgError, GraphError
@@ -682,3 +684,22 @@ def test_a_component_call_that_nobody_could_see_is_named():
 def test_a_misspelt_call_is_told_under_local_too() -> None:
     with pytest.raises(AttributeError, match=r"self\.msrl has no 'env_stpe': did you mean 'env_step'"):
         MSRL.__new__(MSRL).env_stpe  # noqa: B018
+
+
+def test_garbage_collections_are_settled_only_within_a_run() -> None:
+    class Count:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_start(self, config: Any, graph: Any) -> None:
+            pass
+
+        def on_log(self, row: dict[str, Any]) -> None:
+            self.seen.append(gc.get_freeze_count())
+
+        def on_end(self, metrics: dict[str, Any]) -> None:
+            pass
+
+    count = Count()
+    launch(DQN, iterations=2, envs=2, steps=2, learning_starts=4, batch_size=2, updates=1, observers=[count])
+    assert len(count.seen) == 2 and all(count.seen) and gc.get_freeze_count() == 0
