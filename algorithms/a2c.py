@@ -24,6 +24,7 @@ from fdg import (
     fast,
     sample_categorical,
     sample_normal,
+    stack,
     step_mdp,
 )
 
@@ -98,12 +99,12 @@ class Policy(nn.Module):
 
     def sample(self, observation: torch.Tensor) -> torch.Tensor:
         """Actions drawn for observations (not normalized yet)."""
-        output = fast(self.network, self.normalize(observation))
+        output = fast(self.network, fast(self.normalize, observation))
         return sample_categorical(output) if self.log_std is None else sample_normal(output, self.log_std.exp())
 
     def mode(self, observation: torch.Tensor) -> torch.Tensor:
         """The likeliest actions for observations (not normalized yet)."""
-        output = fast(self.network, self.normalize(observation))
+        output = fast(self.network, fast(self.normalize, observation))
         return output.argmax(-1) if self.log_std is None else output
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,5 +224,5 @@ class A2C(Trainer):
                 td = self.msrl.env_step(td)
                 steps.append(td)
                 td = step_mdp(td)
-            losses = self.msrl.agent_learn(torch.stack(steps))
+            losses = self.msrl.agent_learn(stack(steps))
             self.msrl.log(i, losses)

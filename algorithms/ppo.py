@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 from torchrl.objectives import ClipPPOLoss
 
-from fdg import Agent, EnvSpec, Trainer, UsageError, step_mdp
+from fdg import Agent, EnvSpec, Trainer, UsageError, stack, step_mdp
 from fdg.algorithms.a2c import A2CConfig, A2CLearner, Policy, SamplingActor, mlp
 
 
@@ -180,5 +180,5 @@ class PPO(Trainer):
                 td = self.msrl.env_step(td)
                 steps.append(td)
                 td = step_mdp(td)
-            losses = self.msrl.agent_learn(torch.stack(steps))
+            losses = self.msrl.agent_learn(stack(steps))
             self.msrl.log(i, losses)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fdg.normalize import Normalizer, RewardScaler
     from fdg.policy_step import fast, sample_categorical, sample_normal
     from fdg.runtime.callbacks import Callback, StopTraining
-    from fdg.runtime.environments import EnvSpec, step_mdp
+    from fdg.runtime.environments import EnvSpec, stack, step_mdp
     from fdg.runtime.replay import ReplayBuffer
     from fdg.runtime.run import Result, launch
 
@@ -34,7 +34,7 @@ _HOME = {
     "fdg.msrl": ("MSRL",),
     "fdg.normalize": ("Normalizer", "RewardScaler"),
     "fdg.runtime.callbacks": ("Callback", "StopTraining"),
-    "fdg.runtime.environments": ("EnvSpec", "step_mdp"),
+    "fdg.runtime.environments": ("EnvSpec", "stack", "step_mdp"),
     "fdg.runtime.replay": ("ReplayBuffer",),
     "fdg.runtime.run": ("Result", "launch"),
 }
@@ -66,6 +66,7 @@ __all__ = [
     "pure",
     "sample_categorical",
     "sample_normal",
+    "stack",
     "step_mdp",
 ]
 

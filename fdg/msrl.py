@@ -4,6 +4,7 @@ that live there, gives each call its component's random stream, and counts and t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -66,7 +67,9 @@ class MSRL:
         """Compiles the learner's updates, if asked for."""
         self.record = Record()
         self._phases = self.record.phases
-        self._env_stream = streams.of("env", index)
+        self._env_stream: Any = streams.of("env", index)
+        if getattr(env, "private_random", False):
+            self._env_stream = nullcontext()
         self._actor_stream = streams.of("actor", index)
         self._buffer_stream = streams.of("buffer")
         self._learner_stream = streams.of("learner")

@@ -15,7 +15,7 @@ frame; its `next` is where it stands, without reward and not done. The entry is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +38,7 @@ __all__ = [
     "begin_rows",
     "make_env",
     "resolve_env",
+    "stack",
     "step_mdp",
 ]
 
@@ -111,6 +112,8 @@ class Environment:
         self.spec, self.frames = spec, 0
         self.episodes: list[tuple[float, int]] = []
         self._rows, self._seed = rows, seed
+        self.private_random = rows.private_random
+        """Whether its steps need no random stream of their own."""
         self._size = torch.Size([spec.num_envs])
         self._dtype = np.uint8 if spec.observation_space.dtype == np.uint8 else np.float32
         self._returns, self._lengths = np.zeros(spec.num_envs), np.zeros(spec.num_envs, np.int64)
@@ -119,7 +122,10 @@ class Environment:
         self._cut: Step | None = None
         """What the next step is, instead of one: the end of episodes that could not be restored."""
         space: Any = spec.action_space
+        self._discrete = spec.discrete
         self._first_action, self._n = (int(space.start), int(space.n)) if spec.discrete else (0, 0)
+        self._bounds: Any = None if spec.discrete else (space.low, space.high)
+        self._action_shape = (spec.num_envs, *space.shape)
 
     def reset(self, seed: int | None = None) -> TensorDict:
         """Begin new episodes in all rows; the first time, or when a seed is given, from the seed."""
@@ -141,8 +147,9 @@ class Environment:
 
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take `td["action"]` in every row; returns `td` with `next` filled. Other entries of `next` are kept."""
-        self._check(td)
-        actions, live, cut = self._actions(td), self._live(td), self._cut
+        entries = self._check(td)
+        actions, cut = self._actions(td, entries.get("action")), self._cut
+        live = self._live(td) if "_step" in entries else None
         final, first, reward, terminated, truncated = self._rows.step(actions, live) if cut is None else cut
         if live is not None and cut is None:
             column, at = live.reshape(-1, *[1] * (final.ndim - 1)), self._at
@@ -167,10 +174,10 @@ class Environment:
             "terminated": torch.from_numpy(terminated[:, None]),
             "truncated": torch.from_numpy(truncated[:, None]),
         }
-        written = _entries(td).get("next")  # what the actor wrote for the next step, such as a recurrent state
+        written = entries.get("next")  # what the actor wrote for the next step, such as a recurrent state
         if written is not None:
             following = {**dict(written.items()), **following}
-        _put(td, "next", _tensordict(following, self._size))
+        _put(td, "next", TensorDict._new_unsafe(following, batch_size=self._size, names=["env"]))
         return td
 
     def drain_episodes(self) -> list[tuple[float, int]]:
@@ -255,9 +262,9 @@ class Environment:
         """A copy of its own, in row order: the layout in memory changes the last bits of a matrix product."""
         return torch.from_numpy(np.array(array, self._dtype, order="C"))
 
-    def _check(self, td: TensorDictBase) -> None:
-        """Refuse what cannot be stepped, before the environment moves."""
-        if not isinstance(td, TensorDictBase):
+    def _check(self, td: TensorDictBase) -> Mapping[str, Any]:
+        """The entries of td. Refuse what cannot be stepped, before the environment moves."""
+        if type(td) is not TensorDict and not isinstance(td, TensorDictBase):
             raise UsageError(f"env_step takes a TensorDict, got {type(td).__name__}: return td from act")
         if not self._started:
             raise UsageError("env_step before env_reset: write td = self.msrl.env_reset() first")
@@ -266,7 +273,8 @@ class Environment:
                 f"env_step takes all rows of the environment, batch size {list(self._size)}, "
                 f"got {list(td.batch_size)}: pass on what env_reset or step_mdp returned"
             )
-        following = _entries(td).get("next")
+        entries = _entries(td)
+        following = entries.get("next")
         if following is not None and "reset_observation" in _entries(following):
             raise UsageError(
                 "env_step: td is what the last env_step returned, still with its 'next': its observation is that of the step before; "
@@ -277,11 +285,10 @@ class Environment:
                 f"env_step: rows {done.flatten().nonzero().flatten().tolist()} are done, and the environment has begun "
                 "new episodes there: write td = fdg.step_mdp(td) after env_step"
             )
+        return entries
 
     def _live(self, td: TensorDictBase) -> np.ndarray | None:
         """Which rows are to move; None: all of them."""
-        if "_step" not in _entries(td):
-            return None
         plain = type(td) is TensorDict and not td.is_locked
         given = td._tensordict.pop("_step") if plain else td.pop("_step")  # type: ignore[attr-defined]
         if not isinstance(given, torch.Tensor) or given.dtype != torch.bool or given.numel() != self.spec.num_envs:
@@ -292,24 +299,23 @@ class Environment:
         live = given.numpy(force=True).reshape(-1)
         return None if live.all() else live
 
-    def _actions(self, td: TensorDictBase) -> np.ndarray:
+    def _actions(self, td: TensorDictBase, action: Any) -> np.ndarray:
         """The environment's actions: integers [E], or numbers within the space's bounds [E, …]."""
-        action = td.get("action", None)
         if action is None:
             raise UsageError(f"env_step needs an action, td has {_keys(td)}: write td['action'] = … in act")
         given = action.numpy(force=True)
-        return self._discrete(given) if self.spec.discrete else self._continuous(given)
+        return self._indices(given) if self._discrete else self._continuous(given)
 
     def _continuous(self, given: np.ndarray) -> np.ndarray:
-        space: Any = self.spec.action_space
-        if given.shape != (self.spec.num_envs, *space.shape):
-            raise UsageError(f"{_seen(given)}, {self.spec.id} takes {[self.spec.num_envs, *space.shape]}")
-        if np.isnan(given).any():
+        if given.shape != self._action_shape:
+            raise UsageError(f"{_seen(given)}, {self.spec.id} takes {list(self._action_shape)}")
+        if math.isnan(np.minimum.reduce(given, axis=None)):
             row = np.isnan(given).reshape(len(given), -1).any(1).argmax()
             raise UsageError(f"env_step: the action of row {row} is {given[row].tolist()}: has the policy diverged?")
-        return np.minimum(np.maximum(given, space.low), space.high).astype(space.dtype, copy=False)
+        low, high = self._bounds
+        return np.minimum(np.maximum(given, low), high).astype(low.dtype, copy=False)
 
-    def _discrete(self, given: np.ndarray) -> np.ndarray:
+    def _indices(self, given: np.ndarray) -> np.ndarray:
         rows, n, index = self.spec.num_envs, self._n, given
         if given.shape == (rows,):
             pass
@@ -404,6 +410,30 @@ def step_mdp(td: TensorDictBase) -> TensorDict:
             if key in root:
                 root[key] = torch.zeros_like(root[key])
     return _tensordict(root, following)
+
+
+def stack(steps: Sequence[TensorDictBase]) -> TensorDictBase:
+    """`torch.stack(steps)` for the steps of a rollout, each a TensorDict of the same entries, in a fraction of its time.
+
+    >>> env = make_env("cartpole", 2, seed=1)
+    >>> stack([env.reset(), env.reset(), env.reset()]).batch_size
+    torch.Size([3, 2])
+    """
+    first: Any = steps[0] if len(steps) else None
+    each = [_entries(step) for step in steps if type(step) is TensorDict and _alike(step, first)]
+    if not each or len(each) < len(steps) or any(entries.keys() != each[0].keys() for entries in each):
+        return torch.stack(list(steps))  # type: ignore[call-overload, no-any-return]
+    stacked: dict[str, Any] = {}
+    for key, value in each[0].items():
+        values = [entries[key] for entries in each]
+        stacked[key] = stack(values) if type(value) is TensorDict else torch.stack(values)
+    names = [None, *first.names] if any(first.names) else None
+    size = torch.Size([len(steps), *first.batch_size])
+    return TensorDict._new_unsafe(stacked, batch_size=size, names=names, device=first.device)
+
+
+def _alike(a: TensorDictBase, b: TensorDictBase) -> bool:
+    return a.batch_size == b.batch_size and a.device == b.device and a.names == b.names
 
 
 def begin_rows(td: Data) -> Data:

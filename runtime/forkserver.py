@@ -152,7 +152,10 @@ def serve() -> None:
     for name in PRELOAD:
         __import__(name)
     control = socket.socket(fileno=int(sys.argv[1]))
-    control.send(b"ready")
+    try:
+        control.send(b"ready")
+    except OSError:  # the driver has gone meanwhile
+        os._exit(0)
     ended: dict[int, int] = {}
     while True:
         request, fds, _, _ = socket.recv_fds(control, 256, 16)

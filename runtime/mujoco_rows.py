@@ -71,6 +71,8 @@ TASKS = {
 class MujocoRows(SyncRows):
     """Rows of one of `TASKS`."""
 
+    private_random = True
+
     def __init__(self, env_id: str, num_envs: int) -> None:
         import mujoco
 

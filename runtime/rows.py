@@ -58,6 +58,59 @@ class Column(NamedTuple):
         return value if self.stored is self.dtype else value.view(self.dtype)
 
 
+class Layout(NamedTuple):
+    """Where the rows of a TensorDict are, batch [E]: for those after it, which mostly look the same."""
+
+    batch: torch.Size
+    keys: list[tuple[str | None, set[str]]]
+    """Of the root (None) and of each TensorDict in it."""
+    columns: list[tuple[int, str, torch.dtype, tuple[int, ...]]]
+    """In which of these, under which name, of what kind."""
+
+    @classmethod
+    def of(cls, td: TensorDictBase, columns: Sequence[Column]) -> Layout | None:
+        """None where it takes more than a look to say."""
+        plain = all(len(column.key) <= 2 and column.stored is column.dtype for column in columns)
+        if type(td) is not TensorDict or len(td.batch_size) != 1 or not plain:
+            return None
+        root = td._tensordict  # type: ignore[attr-defined]
+        inner = [name for name, value in root.items() if type(value) is TensorDict]
+        keys = [(None, set(root)), *((name, set(root[name]._tensordict)) for name in inner)]
+        places = [None, *inner]
+        shapes = [(*td.batch_size, *column.shape) for column in columns]
+        where = [
+            (places.index(column.key[0] if column.key[1:] else None), column.key[-1], column.dtype, shape)
+            for column, shape in zip(columns, shapes, strict=True)
+        ]
+        return cls(td.batch_size, keys, where)
+
+    def read(self, td: TensorDict) -> list[np.ndarray] | None:
+        """An array per column; None if this one looks different."""
+        if type(td) is not TensorDict or td.batch_size != self.batch:
+            return None
+        root = td._tensordict  # type: ignore[attr-defined]
+        places = []
+        for name, keys in self.keys:
+            inner = root if name is None else root[name]
+            if inner is not root:
+                if type(inner) is not TensorDict:
+                    return None
+                inner = inner._tensordict
+            if inner.keys() != keys:
+                return None
+            places.append(inner)
+        result = []
+        for place, name, dtype, shape in self.columns:
+            value = places[place][name]
+            if type(value) is not Tensor or value.dtype is not dtype:
+                return None
+            array = value.numpy(force=True)
+            if array.shape != shape:
+                return None
+            result.append(array)
+        return result
+
+
 class Table:
     """Rows of one kind, one array per key. The first rows it sees fix keys, shapes and dtypes."""
 
@@ -65,9 +118,17 @@ class Table:
         self.rows = rows
         self.columns: list[Column] = []
         self._expected: dict[torch.Size, list[tuple[int, ...]]] = {}
+        self._layout: Layout | None = None
 
     def values(self, td: TensorDictBase) -> list[np.ndarray]:
         """The rows of `td`, time-major, as an array [n, *shape] per column. Nothing is copied or written yet."""
+        result = None if self._layout is None else self._layout.read(td)  # type: ignore[arg-type]
+        if result is None:
+            result = self._values(td)
+            self._layout = Layout.of(td, self.columns)
+        return result
+
+    def _values(self, td: TensorDictBase) -> list[np.ndarray]:
         found = dict(leaves(td))
         batch = td.batch_size
         if not self.columns:
@@ -97,7 +158,7 @@ class Table:
         """Copy the rows start … stop of `values` into the table, from row `at` on."""
         end = at + stop - start
         for column, value in zip(self.columns, values, strict=True):
-            column.array[at:end] = value[start:stop]
+            column.array[at:end] = value if len(value) == stop - start else value[start:stop]
 
     def part(self, at: int, count: int) -> list[np.ndarray]:
         """So many rows from `at` on, as an array per column; they may be the table's own memory."""
@@ -107,6 +168,7 @@ class Table:
         """Forget all rows; the next ones have these columns."""
         self.columns = [self._column(*column) for column in columns]
         self._expected.clear()
+        self._layout = None
 
     def _column(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Column:
         return Column.empty(key, shape, dtype, self.rows)

@@ -14,10 +14,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, TensorDict, assert_close
 from torchrl.envs.utils import step_mdp as torchrl_step_mdp
 from typer.testing import CliRunner
 
+import fdg
 from fdg.api import Actor
 from fdg.cli import app
 from fdg.doctor import advice
@@ -323,6 +324,7 @@ def test_native_cartpole_moves_as_gymnasium_does(envs: int) -> None:
 def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
     monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 3)  # alone, then with helpers
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)  # however fast the machine is
     assert backend_for(env_id) == "mujoco"
     ours, theirs = (make_rows(env_id, 8, backend) for backend in ("mujoco", "sync"))
     seeds = list(range(8))
@@ -343,6 +345,7 @@ def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch:
 def test_an_error_in_a_helping_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
     monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 1)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
     rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
     rows.reset(list(range(8)))
     actions, main = np.zeros((8, 6), np.float32), threading.get_ident()
@@ -533,6 +536,42 @@ def test_step_mdp_keeps_what_torchrl_keeps() -> None:
     ours["nest", "root"] = torch.full((2,), 7.0)
     ours["nest", "deep", "x"] = torch.full((2,), 7.0)
     assert td["nest", "root"].sum() == 0 and td["next", "nest", "deep", "x"].sum() == 2, "no structure is shared"
+
+
+def test_stack_is_torchs() -> None:
+    env = make_env("Pendulum-v1", 2, seed=3)
+    td, steps = env.reset(), []
+    for number in range(4):
+        td["action"], td["memory"] = torch.full((2, 1), 0.1 * number), TensorDict({"h": torch.ones(2, 3)}, [2])
+        steps.append(env.step(td))
+        td = step_mdp(td)
+    for given in (steps, tuple(steps), [step["next"] for step in steps]):
+        seen, expected = fdg.stack(given), torch.stack(list(given))
+        assert type(seen) is type(expected) and seen.names == expected.names and seen.device == expected.device
+        assert seen.batch_size == expected.batch_size == torch.Size([4, 2])
+        assert_close(seen, expected, rtol=0, atol=0)
+    words = [TensorDict({"word": NonTensorData("x", batch_size=[2])}, [2]) for _ in range(2)]
+    assert fdg.stack(words)["word"] == torch.stack(words)["word"]
+    assert fdg.stack([words[0].lock_(), words[1]]).batch_size == torch.Size([2, 2])
+    other = steps[0].exclude("memory")
+    for odd in ([steps[1], other], [steps[0], steps[1][:1]], []):
+        with pytest.raises(RuntimeError) as seen_error:
+            fdg.stack(odd)
+        with pytest.raises(RuntimeError) as expected_error:
+            torch.stack(odd)
+        assert str(seen_error.value) == str(expected_error.value)
+
+
+@pytest.mark.parametrize("value, fine", [(float("inf"), True), (1e30, True), (-1e-40, True), (float("nan"), False)])
+def test_only_nan_is_no_action(value: float, fine: bool) -> None:
+    env = make_env("Pendulum-v1", 3, seed=3)
+    td = env.reset()
+    td["action"] = torch.tensor([[0.0], [value], [-value]])
+    if fine:
+        assert env.step(td)["next", "observation"].isfinite().all()
+    else:
+        with pytest.raises(UsageError, match=r"row 1 is \[nan\]"):
+            env.step(td)
 
 
 def test_step_mdp_without_an_environment_is_torchrls() -> None:

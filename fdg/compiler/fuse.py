@@ -30,6 +30,7 @@ from fdg.graph import Fragment, Graph, Region
 NUMBER, OBJECT, ROWS, MANY, STACK = "number", "object", "rows", "many", "stack"
 ACTS = ("env_reset", "env_step", "agent_act")
 CALLS = tuple(f"self.msrl.{name}" for name in ACTS)
+STACKS = ("torch.stack", "fdg.stack", "fdg.runtime.environments.stack")
 STEP_MDP = ("fdg.step_mdp", "fdg.runtime.environments.step_mdp", "torchrl.envs.utils.step_mdp", "torchrl.envs.step_mdp")
 BY_ROW = frozenset(
     "abs ceil clamp clip clone contiguous copy detach double eq exp float floor full_like ge gt half int isfinite isnan le "
@@ -305,7 +306,7 @@ class Reader:
         name = self.named(node.func)
         if name in STEP_MDP and parts == [ROWS]:
             return ROWS
-        if name == "torch.stack" and parts == [MANY]:
+        if name in STACKS and parts == [MANY]:
             return STACK
         if name is not None and name.startswith("torch.") and name[6:] in BY_ROW:
             return self.combined(parts, node)

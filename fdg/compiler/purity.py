@@ -31,6 +31,8 @@ _PURE_PREFIXES = (
 _PURE_NAMES = {
     "torchrl.envs.utils.step_mdp",
     "torchrl.envs.step_mdp",
+    "fdg.stack",
+    "fdg.runtime.environments.stack",
     "fdg.step_mdp",
     "fdg.runtime.environments.step_mdp",
     "collections.deque",
