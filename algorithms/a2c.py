@@ -93,18 +93,19 @@ class Policy(nn.Module):
     def __init__(self, spec: EnvSpec, config: A2CConfig) -> None:
         super().__init__()
         outputs = spec.n_actions if spec.discrete else spec.action_dim
+        self.norm_obs = config.norm_obs
         self.normalize: nn.Module = Normalizer(spec.obs_dim) if config.norm_obs else nn.Identity()
         self.network = mlp(spec.obs_dim, outputs, config, last_gain=0.01)
         self.log_std = None if spec.discrete else nn.Parameter(torch.full((outputs,), config.log_std_init))
 
     def sample(self, observation: torch.Tensor) -> torch.Tensor:
         """Actions drawn for observations (not normalized yet)."""
-        output = fast(self.network, fast(self.normalize, observation))
+        output = fast(self.network, self.normalize(observation) if self.norm_obs else observation)
         return sample_categorical(output) if self.log_std is None else sample_normal(output, self.log_std.exp())
 
     def mode(self, observation: torch.Tensor) -> torch.Tensor:
         """The likeliest actions for observations (not normalized yet)."""
-        output = fast(self.network, fast(self.normalize, observation))
+        output = fast(self.network, self.normalize(observation) if self.norm_obs else observation)
         return output.argmax(-1) if self.log_std is None else output
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ With a few rows, calling modules takes longer than what they compute: `benchmark
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ _IN_PLACE: dict[type, Any] = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Step = tuple[Any, Any]
 """Parameters of a linear layer and None; or None and a function."""
-_plans: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], list[Step] | None]] = WeakKeyDictionary()
+_plans: dict[int, tuple[Any, list[Any], list[Step] | None]] = {}
+"""By identity: a reference to the network, its parts, and the steps. A WeakKeyDictionary takes 2 µs longer."""
 
 
 def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -37,11 +38,10 @@ def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     >>> bool((fast(network, torch.ones(3, 4)) == network(torch.ones(3, 4))).all())
     True
     """
-    parts = tuple(module._modules.values())
-    known = _plans.get(module)
-    if known is None or known[0] != parts:
-        known = _plans[module] = (parts, plan_of(module))
-    steps = known[1]
+    known = _plans.get(id(module))
+    if known is None or known[0]() is not module or known[1] != list(module._modules.values()):
+        known = _plan(module)
+    steps = known[2]
     gradients = torch.is_grad_enabled()
     if gradients:
         torch._C._set_grad_enabled(False)  # torch.no_grad() takes 3 µs more
@@ -54,6 +54,14 @@ def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     finally:
         if gradients:
             torch._C._set_grad_enabled(True)
+
+
+def _plan(module: nn.Module) -> tuple[Any, list[Any], list[Step] | None]:
+    """Make a plan and keep it as long as the network lives."""
+    key = id(module)
+    known = ref(module, lambda _, plans=_plans: plans.pop(key, None)), list(module._modules.values()), plan_of(module)
+    _plans[key] = known
+    return known
 
 
 def plan_of(module: nn.Module) -> list[Step] | None:

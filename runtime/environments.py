@@ -124,7 +124,9 @@ class Environment:
         space: Any = spec.action_space
         self._discrete = spec.discrete
         self._first_action, self._n = (int(space.start), int(space.n)) if spec.discrete else (0, 0)
-        self._bounds: Any = None if spec.discrete else (space.low, space.high)
+        self._bounds: Any = (
+            None if spec.discrete else [np.stack([at] * spec.num_envs) for at in (space.low, space.high)]
+        )
         self._action_shape = (spec.num_envs, *space.shape)
 
     def reset(self, seed: int | None = None) -> TensorDict:
@@ -313,7 +315,9 @@ class Environment:
             row = np.isnan(given).reshape(len(given), -1).any(1).argmax()
             raise UsageError(f"env_step: the action of row {row} is {given[row].tolist()}: has the policy diverged?")
         low, high = self._bounds
-        return np.minimum(np.maximum(given, low), high).astype(low.dtype, copy=False)
+        within = np.maximum(given, low)
+        np.minimum(within, high, out=within)
+        return within if within.dtype == low.dtype else within.astype(low.dtype)
 
     def _indices(self, given: np.ndarray) -> np.ndarray:
         rows, n, index = self.spec.num_envs, self._n, given

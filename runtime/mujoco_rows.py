@@ -22,7 +22,7 @@ import numpy as np
 from fdg.capacity import cores
 from fdg.runtime.backends import SyncRows
 
-ENOUGH = 120e-6
+ENOUGH = 80e-6
 """Seconds of work for a thread; with less to do, waking it takes longer than it saves."""
 PERIOD, TRIAL = 256, 6
 """Of so many steps, how many are taken without helpers and with them, to learn whether they pay: not on a busy machine."""
@@ -81,17 +81,18 @@ class MujocoRows(SyncRows):
         self._step, self._forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
         inner: list[Any] = [env.unwrapped for env in self.vector.envs]
         self.one = inner[0]
-        self._simulations = [self._simulation(env.model, env.data) for env in inner]
+        self._simulations = [(env.model, env.data) for env in inner]
+        self._views = [self._view(env.data) for env in inner]
         self._helpers: list[threading.Thread] = []
         self._steps, self._seconds = 0, [0.0, 0.0]  # for a row without helpers, with them, in the last trial
         self._work: SimpleQueue[Any] = SimpleQueue()
         self._done: SimpleQueue[Any] = SimpleQueue()
 
-    def _simulation(self, model: Any, data: Any) -> tuple[Any, ...]:
-        """A row's simulation, and views of its memory. The distance covered is that of the first joint, or of the torso as
-        of the last forward pass."""
+    def _view(self, data: Any) -> tuple[Any, ...]:
+        """The memory of a row's simulation. The distance covered is that of the first joint, or of the torso as of the last
+        forward pass."""
         place = data.xpos[self.one._main_body] if self.task.contacts else data.qpos
-        return model, data, data.ctrl, place, data.qpos, data.qvel, data.cfrc_ext
+        return data.ctrl, place, data.qpos, data.qvel, data.cfrc_ext
 
     def _advance(
         self, actions: np.ndarray, rows: Sequence[int]
@@ -126,7 +127,21 @@ class MujocoRows(SyncRows):
         return np.concatenate(parts, axis=1), reward, terminated, truncated
 
     def _simulate(self, which: Sequence[int], actions: np.ndarray, into: tuple[Any, ...]) -> None:
-        """Advance some rows: each thread takes the next one that nobody has."""
+        """Advance some rows. What Python does is done before and after: between two steps of MuJoCo, threads would wait
+        for its lock, and sleeping takes longer than a row."""
+        all_qpos, all_qvel, contacts, (before, after) = into
+        for row in which:
+            control, place, _, _, _ = self._views[row]
+            control[:], before[row] = actions[row], place[0]
+        self._run_timed(which)
+        for row in which:
+            _, place, all_qpos[row], all_qvel[row], forces = self._views[row]
+            after[row] = place[0]
+            if contacts is not None:
+                contacts[row] = forces
+
+    def _run_timed(self, which: Sequence[int]) -> None:
+        """Each thread takes the next row that nobody has; so many threads as were seen to pay."""
         if not which:
             return
         rows, trial = iter(which), self._steps % PERIOD // TRIAL
@@ -134,46 +149,41 @@ class MujocoRows(SyncRows):
         helpers = min(cores(), int(len(which) * self._seconds[0] / ENOUGH)) - 1
         start = perf_counter()
         if helpers > 0 and (trial == 1 or (trial > 1 and self._seconds[1] < self._seconds[0])):
-            self._share(helpers, rows, actions, into)
+            self._share(helpers, rows)
         else:
-            self._run(rows, actions, into)
+            self._run(rows)
         if trial < 2:
             taken = (perf_counter() - start) / len(which)
             self._seconds[trial] = taken if first else min(taken, self._seconds[trial])
 
-    def _share(self, helpers: int, *work: Any) -> None:
+    def _share(self, helpers: int, rows: Iterator[int]) -> None:
         if self._helpers and not self._helpers[0].is_alive():  # in a forked process none is
             self._helpers = []
         while len(self._helpers) < helpers:
             self._helpers.append(threading.Thread(target=self._help, daemon=True))
             self._helpers[-1].start()
         for _ in range(helpers):
-            self._work.put(work)
+            self._work.put(rows)
         try:
-            self._run(*work)
+            self._run(rows)
         finally:
             errors = [error for _ in range(helpers) if (error := self._done.get()) is not None]
         if errors:
             raise errors[0]
 
-    def _run(self, rows: Iterator[int], actions: np.ndarray, into: tuple[Any, ...]) -> None:
-        all_qpos, all_qvel, contacts, (before, after) = into
+    def _run(self, rows: Iterator[int]) -> None:
         simulations, step, frames = self._simulations, self._step, self.one.frame_skip
+        forces = self._forces if self.task.contacts else None
         for row in rows:
-            model, data, control, place, qpos, qvel, forces = simulations[row]
-            control[:] = actions[row]
-            before[row] = place[0]
+            model, data = simulations[row]
             step(model, data, frames)
-            after[row] = place[0]
-            all_qpos[row], all_qvel[row] = qpos, qvel
-            if contacts is not None:
-                self._forces(model, data)
-                contacts[row] = forces
+            if forces is not None:
+                forces(model, data)
 
     def _help(self) -> None:
         while (work := self._work.get()) is not None:
             try:
-                self._run(*work)
+                self._run(work)
                 self._done.put(None)
             except BaseException as error:
                 self._done.put(error)
