@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fdg.errors import UsageError, did_you_mean
 
@@ -53,6 +53,12 @@ class Config:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __getattr__(self, name: str) -> Any:
+            fields = [field.name for field in dataclasses.fields(self)]
+            raise AttributeError(f"{type(self).__name__} has no {name!r}: {did_you_mean(name, fields)}")
 
     def validate(self) -> None:
         """Refuse values outside their range. Subclasses extend it: `super().validate()`, then `self.at_least(…)`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -74,9 +74,11 @@ class MSRL:
         self._buffer_stream = streams.of("buffer")
         self._learner_stream = streams.of("learner")
 
-    def __getattr__(self, name: str) -> Any:
-        calls = [call for call in dir(MSRL) if not call.startswith("_")]
-        raise AttributeError(f"self.msrl has no {name!r}: {did_you_mean(name, calls)}")
+    if not TYPE_CHECKING:  # type checkers know the calls
+
+        def __getattr__(self, name: str) -> Any:
+            calls = [call for call in dir(MSRL) if not call.startswith("_")]
+            raise AttributeError(f"self.msrl has no {name!r}: {did_you_mean(name, calls)}")
 
     def attach(self, boundaries: Any) -> None:
         """Let `train` say where the boundaries of its outermost loops are (the compiler writes these calls)."""

@@ -59,8 +59,11 @@ def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _plan(module: nn.Module) -> tuple[Any, list[Any], list[Step] | None]:
     """Make a plan and keep it as long as the network lives."""
     key = id(module)
-    known = ref(module, lambda _, plans=_plans: plans.pop(key, None)), list(module._modules.values()), plan_of(module)
-    _plans[key] = known
+
+    def forget(_: Any, plans: dict[int, Any] = _plans) -> None:
+        plans.pop(key, None)
+
+    known = _plans[key] = ref(module, forget), list(module._modules.values()), plan_of(module)
     return known
 
 

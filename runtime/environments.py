@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
-from fdg.errors import CheckpointError, UsageError
+from fdg.errors import CheckpointError, UsageError, did_you_mean
 from fdg.runtime.backends import ALIASES, BACKENDS, Rows, Step, backend_for, make_rows, resolve_env
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ class EnvSpec:
     num_envs: int
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __getattr__(self, name: str) -> Any:
+            known = {field.name for field in fields(self)} | {name for name in dir(EnvSpec) if not name.startswith("_")}
+            raise AttributeError(f"EnvSpec has no {name!r}: {did_you_mean(name, known)}")
 
     @property
     def obs_dim(self) -> int:

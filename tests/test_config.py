@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fdg.algorithms.dqn import DQNConfig
 from fdg.config import Config, field_docs, make_config, read_value, type_name
 from fdg.errors import UsageError
 from fdg.flags import flag_table, read_config
+from fdg.runtime.environments import make_env
 
 
 @dataclass
@@ -277,3 +281,15 @@ def test_type_names():
 def test_importing_the_config_does_not_import_torch():
     code = "import sys, fdg.config, fdg.flags; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_misspelt_setting_is_told_when_it_is_read() -> None:
+    config = DQNConfig()
+    with pytest.raises(AttributeError, match="DQNConfig has no 'bufer_size': did you mean 'buffer_size'"):
+        _ = config.bufer_size  # type: ignore[attr-defined]
+    spec = make_env("cartpole", 1, seed=0).spec
+    with pytest.raises(AttributeError, match="EnvSpec has no 'num_actions': did you mean 'n_actions'"):
+        _ = spec.num_actions  # type: ignore[attr-defined]
+    for whole in (config, spec):
+        assert pickle.loads(pickle.dumps(whole)) == copy.deepcopy(whole) == whole
+        assert getattr(whole, "nothing", 3) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torchrl.modules import MLP
 
 import fdg
+from fdg import policy_step
 from fdg.policy_step import plan_of
 
 
@@ -99,3 +101,13 @@ def test_draws_have_the_right_distribution() -> None:
     torch.manual_seed(3)
     again = fdg.sample_categorical(logits.expand(9, 3)), fdg.sample_normal(mean, std)
     assert all(map(torch.equal, first, again)), "from the global generator, which is the actor's stream"
+
+
+def test_plans_go_with_their_networks() -> None:
+    module = QUICK["tanh"]()
+    fdg.fast(module, torch.ones(3, 4))
+    key = id(module)
+    assert policy_step._plans[key][0]() is module
+    del module
+    gc.collect()
+    assert key not in policy_step._plans
