@@ -270,13 +270,18 @@ def train(
     from fdg.flags import changes
     from fdg.runtime.boundary import Stop
     from fdg.runtime.run import launch
-    from fdg.runtime.runfolder import RunFolder, as_json
+    from fdg.runtime.runfolder import ASIDE, RunFolder, as_json
 
     if state is not None and not quiet and (changed := changes(config, state["config"])):
         typer.echo(f"resumed with {changed}")
     home = run_folder_of(resume)
     if state is not None and home is not None:
         runs = RunFolder.again(home, state)
+        if (later := runs.later()) and not quiet:
+            names = ", ".join(file.name for file in later)
+            typer.echo(
+                f"going on after turn {state['done']}: {names} and metrics.csv as they were are kept in {home / ASIDE}"
+            )
     else:
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
     runs.flags = {"algorithm": target.full_name, **{name: value for name, value in flags.items() if value is not None}}

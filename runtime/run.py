@@ -415,7 +415,7 @@ class Run:
             "env": self.config.env,
             "backend": self.spec.backend,
             "policy": self.policy.name,
-            "engine": self.options.engine,
+            "engine": "inprocess" if self.policy.name == "local" else self.options.engine,
             "actors": self.config.actors,
             "replay_shards": self.config.replay_shards,
             "replay_storage": self.options.replay_storage,

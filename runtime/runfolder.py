@@ -6,6 +6,7 @@
         logs/<fragment>.log  logs/<worker>.log                              what each fragment did, what each worker printed
         checkpoints/*.fdg                                                   from where it can go on
         policy.fdg                                                          what it learned, for `fdg eval`
+        superseded/                                                         what there was, when it went on from before
 
 A RunFolder is an observer of a run, see `Observer`.
 """
@@ -50,6 +51,7 @@ class Observer(Protocol):
 
 
 LAUNCH, LOGS, POLICY = "launch.json", "logs", "policy.fdg"
+ASIDE = "superseded"
 
 
 class RunFolder:
@@ -72,10 +74,15 @@ class RunFolder:
 
     @classmethod
     def again(cls, path: Path, state: dict[str, Any]) -> RunFolder:
-        """The folder of a run that goes on from the state of a checkpoint: what came after that is written anew."""
+        """The folder of a run that goes on from the state of a checkpoint: what came after that is put aside."""
         folder = cls(path.parent, "", "", "", 0)
         folder.path, folder._goes_on = path, state
         return folder
+
+    def later(self) -> list[Path]:
+        """Checkpoints that were written after the one from which it goes on."""
+        done = math.inf if self._goes_on is None else self._goes_on["done"]
+        return [file for file in checkpoint.checkpoints(self.path / checkpoint.FOLDER) if int(file.stem) > done]
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -94,17 +101,21 @@ class RunFolder:
             self._go_on(self._goes_on)
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        """Leave of the run before what the checkpoint knows of it."""
+        """Leave of the run before what the checkpoint knows of it; the rest is put aside."""
         rows = state["progress"]["history"]
+        if later := self.later():
+            aside = self.path / ASIDE
+            aside.mkdir(exist_ok=True)
+            for file in later:
+                file.replace(aside / file.name)
+            if (self.path / "metrics.csv").exists():
+                shutil.copy2(self.path / "metrics.csv", aside)
         for row in rows:
             self._write_csv(row)
         if not rows:
             (self.path / "metrics.csv").unlink(missing_ok=True)
         if self._events is not None:
             self._events.purge(rows[-1]["frames"] + 1 if rows else 0)
-        for file in checkpoint.checkpoints(self.path / checkpoint.FOLDER):
-            if int(file.stem) > state["number"]:
-                file.unlink()
 
     def on_log(self, row: dict[str, Any]) -> None:
         self._write_csv(row)

@@ -68,7 +68,7 @@ class Session:
 
     def keep(self, state: dict[str, Any]) -> dict[str, Any]:
         """Keep a state as the newest checkpoint; says how many turns are done, and where it is if it is a file."""
-        state["number"] = self.number
+        state["number"], state["done"] = self.number, self.done
         self.last = state if self.folder is None else checkpoint.write(Path(self.folder), self.done, state)
         return {"turns": self.done, "path": self.last if isinstance(self.last, Path) else None}
 

@@ -101,6 +101,7 @@ def test_it_goes_on_elsewhere_too(place: list[str], interrupted: Path, whole: Pa
     ran("train", "dqn", "--resume", interrupted, *(["--engine", "inprocess"] if len(place) < 3 else []), *place, "-q")
     assert outcome(interrupted / "metrics.json") == outcome(whole / "metrics.json")
     assert rows(interrupted / "metrics.csv") == rows(whole / "metrics.csv")
+    assert not (interrupted / "superseded").exists()
 
 
 def test_rows_after_the_checkpoint_are_replaced(here: Path) -> None:  # noqa: F811
@@ -114,9 +115,13 @@ def test_rows_after_the_checkpoint_are_replaced(here: Path) -> None:  # noqa: F8
         file.write("6,99")
     (events,) = folder.glob("events*")
     events.rename(folder / events.name.replace(events.name.split(".")[3], "1000000000"))  # of another second
-    first, _ = sorted((folder / "checkpoints").iterdir())
+    first, last = sorted((folder / "checkpoints").iterdir())
     assert int(first.stem) == 4, "after four iterations"
-    ran("train", "dqn", "--resume", first, "-q")
+    old, aside = (folder / "metrics.csv").read_text(), folder / "superseded"
+    said = ran("train", "dqn", "--resume", first)
+    assert f"going on after turn 4: {last.name} and metrics.csv as they were are kept in {aside}" in said
+    assert sorted(file.name for file in aside.iterdir()) == [last.name, "metrics.csv"]
+    assert (aside / "metrics.csv").read_text() == old and old.endswith("6,99")
     assert (rows(folder / "metrics.csv"), outcome(folder / "metrics.json")) == expected
     seen = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in seen.Scalars("charts/SPS")] == [int(row["frames"]) for row in expected[0]]
