@@ -103,6 +103,7 @@ def read(path: str | Path, trainer_class: type[Trainer]) -> State:
     file = checkpoint.latest(path)
     state = checkpoint.load(file)
     check(state, trainer_class, str(file))
+    state.setdefault("done", state["number"])  # older checkpoints do not have it
     return state
 
 
