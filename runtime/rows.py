@@ -74,7 +74,9 @@ class Layout(NamedTuple):
         if type(td) is not TensorDict or len(td.batch_size) != 1 or not plain:
             return None
         root = td._tensordict  # type: ignore[attr-defined]
-        inner = [name for name, value in root.items() if type(value) is TensorDict]
+        inner = [name for name, value in root.items() if isinstance(value, TensorDictBase)]
+        if any(type(root[name]) is not TensorDict or _nested(root[name]) for name in inner):
+            return None
         keys = [(None, set(root)), *((name, set(root[name]._tensordict)) for name in inner)]
         places = [None, *inner]
         shapes = [(*td.batch_size, *column.shape) for column in columns]
@@ -109,6 +111,10 @@ class Layout(NamedTuple):
                 return None
             result.append(array)
         return result
+
+
+def _nested(td: TensorDictBase) -> bool:
+    return any(isinstance(value, TensorDictBase) for value in td.values())
 
 
 class Table:

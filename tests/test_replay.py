@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from fdg.errors import FdgError
 from fdg.runtime.replay import ReplayBuffer
@@ -493,6 +493,23 @@ def test_a_refused_insert_changes_nothing():
     assert len(buffer) == 2
     buffer.insert(0, steps(torch.tensor([5])))
     assert set(actions(buffer.sample(100))) == {0, 1, 5}
+
+
+@pytest.mark.parametrize("kind", ["lazy", "deep"])
+def test_rows_of_uncommon_tensordicts(kind):
+    """Whatever holds the entries, every insert sees all of them."""
+    buffer = opened(10)
+    for number in range(3):
+        each = [TensorDict({"x": torch.full((), 10.0 * number + row)}, []) for row in range(2)]
+        inner = LazyStackedTensorDict(*each) if kind == "lazy" else TensorDict({"more": torch.stack(each)}, [2])
+        buffer.insert(0, TensorDict({"action": torch.arange(2), "next": inner}, [2]))
+    batch = buffer.sample(100)
+    seen = batch["next", "x"] if kind == "lazy" else batch["next", "more", "x"]
+    assert set(seen.tolist()) == {0.0, 1.0, 10.0, 11.0, 20.0, 21.0}
+    if kind == "deep":
+        with pytest.raises(FdgError, match="was not in the first insert"):
+            more = TensorDict({"x": torch.zeros(2), "y": torch.zeros(2)}, [2])
+            buffer.insert(0, TensorDict({"action": torch.arange(2), "next": TensorDict({"more": more}, [2])}, [2]))
 
 
 # --- the sum tree -----------------------------------------------------------------------------------------------------
