@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SAC = dict(iterations=1563, learning_starts=10_000, lr=3e-4)
 _TD3 = dict(iterations=1563, learning_starts=10_000)
 _ONE: dict[str, Any] = dict(envs=1, steps=16, iterations=6250, learning_starts=5000)
-"""One environment learns more from as many frames than 8 that are stepped side by side."""
+"""As Stable-Baselines3 collects; on the seed tried, 8 environments side by side learned less from as many frames."""
 TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "HalfCheetah-v5"): dict(_SAC, learning_starts=5000),
     ("sac", "Hopper-v5"): dict(_SAC, **_ONE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -340,6 +341,20 @@ def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch:
     assert len(ours._helpers) == cpus - 1  # type: ignore[attr-defined]
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5"])
+def test_environments_without_a_stream_leave_the_global_generators_alone(env_id: str) -> None:
+    def states() -> list[Any]:
+        return [torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())]
+
+    before, env = states(), make_env(env_id, 4, seed=1)
+    assert env.private_random and not make_env("Pendulum-v1", 1, seed=1).private_random
+    td, generator = env.reset(), torch.Generator().manual_seed(1)
+    while len(env.episodes) < 4:
+        td["action"] = random_actions(env, generator)
+        td = step_mdp(env.step(td))
+    assert states() == before, "episodes ended, and new ones began"
 
 
 def test_an_error_in_a_helping_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
