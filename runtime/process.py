@@ -209,18 +209,21 @@ class Processes:
         """All workers have been asked for."""
 
     def _spread(self) -> None:
-        """Give workers that work side by side a CPU each: woken by the driver they would start on its own, one behind the
-        other, and some kernels leave them there for seconds. FDG_PIN=0 leaves it to the system."""
+        """Give workers that work side by side a CPU each, or one for each of their threads: woken by the driver they would
+        start on its own, one behind the other, and some kernels leave them there for seconds. FDG_PIN=0 leaves it to the
+        system."""
         if not hasattr(os, "sched_getaffinity") or os.environ.get("FDG_PIN") == "0":
             return
-        cpus = sorted(os.sched_getaffinity(0))
+        cpus, threads = sorted(os.sched_getaffinity(0)), self.options.threads
+        if threads > 1 and threads >= len(cpus):
+            return
         groups: dict[str, list[Any]] = {}
         for remote in self.remotes:
             groups.setdefault(remote.name.partition("[")[0], []).append(remote)
         pinned = [remote for group in groups.values() if len(group) > 1 for remote in group]
         for group in groups.values():
             for index, remote in enumerate(group if len(group) > 1 else ()):
-                remote.ask("pin", cpus[index % len(cpus)])
+                remote.ask("pin", {cpus[(index * threads + thread) % len(cpus)] for thread in range(threads)})
         self.hear(pinned)
 
     def _prepare(self, server: Any) -> None:

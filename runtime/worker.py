@@ -90,10 +90,10 @@ class Worker:
             os.dup2(log.fileno(), 2)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
-    def pin(self, cpu: int) -> None:
-        """Stay on one CPU."""
+    def pin(self, cpus: set[int]) -> None:
+        """Stay on some CPUs."""
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {cpu})
+            os.sched_setaffinity(0, cpus)
 
     def start(
         self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int, seat: Seat | None = None

@@ -124,16 +124,19 @@ def dqn_update_per_4_compiled(seconds: float) -> None:
 
 
 def ppo(seconds: float, **settings: Any) -> None:
-    common: dict[str, Any] = dict(env="HalfCheetah-v5", envs=8, steps=256, update_epochs=10, num_minibatches=32)
+    """8 environments, collected by two workers."""
+    common: dict[str, Any] = dict(env="HalfCheetah-v5", actors=2, envs=4, steps=256)
+    common.update(update_epochs=10, num_minibatches=32, hidden_dim=64)
+    common.update(policy="single_learner_coarse", engine="process", workers=2)
     answer(rate=run(PPO, Watch(seconds), **{**common, **settings}))
 
 
 def ppo_cheetah(seconds: float) -> None:
-    ppo(seconds, hidden_dim=64)
+    ppo(seconds)
 
 
 def ppo_cheetah_compiled(seconds: float) -> None:
-    ppo(seconds, hidden_dim=64, loss="torchrl", compile_update=True)
+    ppo(seconds, loss="torchrl", compile_update=True)
 
 
 # collection -----------------------------------------------------------------------------------------------------------
