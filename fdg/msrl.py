@@ -23,6 +23,8 @@ from fdg.update import captured
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 version_of: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 PHASES = ("collect", "sync", "sample", "learn")
+LOOKS = 3
+"""Calls of `act` after which the actor's weights are compared number by number: a write to `.data` leaves no other trace."""
 
 
 class Record:
@@ -57,6 +59,9 @@ class MSRL:
         self._evaluation, self._watcher, self._log = evaluation, watcher, log
         self._weights = weights or []
         self._marks = self._versions()
+        self.acts_on: list[torch.Tensor] = self._weights if actor is not None else []
+        """The weights that the actor has."""
+        self._looks = LOOKS
         self._several = config.actors > 1
         self._sample_work = sample_work
         self.version = 0
@@ -107,12 +112,17 @@ class MSRL:
         """Let the actor choose actions, without autograd."""
         start = perf_counter()
         gradients = torch.is_grad_enabled()
+        before = [weight.detach().clone() for weight in self.acts_on] if self._looks else []
         with self._actor_stream:
             set_grad_enabled(False)  # torch.no_grad() takes 3 µs more
             try:
                 td = self._actor.act(begin_rows(td), *args, **kwargs)  # type: ignore[union-attr]
             finally:
                 set_grad_enabled(gradients)
+        if before:
+            self._looks -= 1
+            if any(map(_differ, before, self.acts_on)):
+                raise weights_written()
         self._phases["collect"] += perf_counter() - start
         return td
 
@@ -179,20 +189,22 @@ class MSRL:
             raise weights_written()
         args = tuple([self._joined(value) for value in args])
         kwargs = {name: self._joined(value) for name, value in kwargs.items()} if kwargs else kwargs
-        with self._learner_stream:
-            if self.replica is not None:
-                result = self.replica.learn(args, kwargs)
-            elif self.captures is not None:
-                with captured(self.captures):
+        try:
+            with self._learner_stream:
+                if self.replica is not None:
+                    result = self.replica.learn(args, kwargs)
+                elif self.captures is not None:
+                    with captured(self.captures):
+                        result = self._learner.learn(*args, **kwargs)
+                else:
                     result = self._learner.learn(*args, **kwargs)
-            else:
-                result = self._learner.learn(*args, **kwargs)
+        finally:  # also where it failed: it may have written weights before
+            self.version += 1
+            self._marks = self._versions()
         if self._several:
             result = copied(result, {})  # a value of its own, whatever the arguments were joined from
         elif isinstance(result, torch.Tensor) and result.requires_grad:
             result = result.detach()
-        self.version += 1
-        self._marks = self._versions()
         self._phases["learn"] += perf_counter() - start
         return result
 
@@ -275,6 +287,10 @@ class MSRL:
         if isinstance(x, (bool, int, float)) or (isinstance(x, torch.Tensor) and x.dim() == 0):
             return torch.as_tensor(x).reshape(1)
         return x
+
+
+def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
+    return not torch.equal(before, now) and not torch.equal(before.nan_to_num(), now.nan_to_num())
 
 
 def weights_written() -> RunError:

@@ -26,7 +26,7 @@ from fdg.graph import DRIVER, Graph, Region
 from fdg.msrl import MSRL, PHASES
 from fdg.runtime import trace
 from fdg.runtime.engine import Engine
-from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task, modes
+from fdg.runtime.instance import From, Here, InstanceKey, Kept, Out, Reply, Task, learned, modes
 from fdg.runtime.values import (
     ATOMS,
     UNBOUND,
@@ -136,7 +136,11 @@ class Coordinator:
         start = perf_counter()
         with trace.span(trace.DRIVER_ROW, trace.label(region) if trace.on() else "", "region"):
             tasks = [self.task(region, key, inputs, lend) for key, inputs, lend in calls]
-            replies = self.engine.call(tasks)
+            try:
+                replies = self.engine.call(tasks)
+            except Exception as error:
+                self.version = learned(error)[0] or self.version
+                raise
             self.account(tasks, replies, perf_counter() - start)
             return [
                 self.finish(region, self.shelves[key], inputs, task, reply)

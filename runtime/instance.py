@@ -189,6 +189,11 @@ class Instance:
         self.marks = [tensor._version for tensor in self.weights]
 
 
+def learned(error: BaseException) -> tuple[int | None, Any]:
+    """The version of the learner's weights when a region of its failed, and where they are: `train` may go on."""
+    return getattr(error, "_fdg_learned", (None, None))
+
+
 def modes() -> tuple[Any, ...] | None:
     """The modes of torch in which the driver calls a region; None when they are the usual ones."""
     autocast = torch.is_autocast_enabled("cpu")
@@ -235,10 +240,16 @@ class Host:
                 name: self.resolve(instance, name, value, bring, brought, reply) for name, value in task.inputs.items()
             }
         version = instance.msrl.version
-        with entered(task.modes):
-            result = instance.call(task.region, inputs)
-        if instance.msrl.version != version and self.publishes:
-            self.board.write(instance.weights, instance.msrl.version)
+        try:
+            with entered(task.modes):
+                result = instance.call(task.region, inputs)
+        except Exception as error:
+            self.publish(instance, version)
+            if instance.msrl._learner is not None:
+                with contextlib.suppress(AttributeError):
+                    error._fdg_learned = instance.msrl.version, getattr(self.board, "where", None)  # type: ignore[attr-defined]
+            raise
+        self.publish(instance, version)
         results = (result,) if len(task.outputs) == 1 else result or ()
         lent = {id(value) for value in task.lent} if task.lend else set()
         for name, wanted in task.restores:
@@ -253,6 +264,11 @@ class Host:
             reply.lent = task.lent
         reply.report = instance.report()
         return reply
+
+    def publish(self, instance: Instance, before: int) -> None:
+        """Publish the learner's weights, if it has learned since."""
+        if instance.msrl.version != before and self.publishes:
+            self.board.write(instance.weights, instance.msrl.version)
 
     def perform_all(self, tasks: list[Task], bring: Callable[..., tuple[Any, ...]]) -> list[Reply]:
         """Run tasks: fused actors together, others one after the other."""

@@ -144,6 +144,7 @@ class Parts:
             actor, weights = copy_component(self.agent.actor, self.places, "the actor")
         env = self.environment(index, len(team.members) if team else 1) if "env" in components else None
         msrl = MSRL(config=self.config, streams=self.streams, index=index, env=env, actor=actor)
+        msrl.acts_on = weights
         return Instance(key, self.body(fragment), msrl, weights, team)
 
     def one_instance(self, key: InstanceKey) -> Instance:

@@ -30,7 +30,7 @@ from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.forkserver import ForkServer, for_one_run
 from fdg.runtime.group import PeerFailed, Seat, open_store
 from fdg.runtime.inprocess import perform_copied
-from fdg.runtime.instance import From, Here, Host, InstanceKey, LocalWeights, Reply, Task
+from fdg.runtime.instance import From, Here, Host, InstanceKey, LocalWeights, Reply, Task, learned
 from fdg.runtime.parts import Parts, prepare_to_send
 from fdg.runtime.remote_replay import LazyBatch, Ref, RemoteBuffer, uses_of
 from fdg.runtime.shared import Arena, Board, Segment, Slot
@@ -332,7 +332,11 @@ class Processes:
         remotes = [group[0] for group in groups.values()]
         answers = {}
         with trace.span(trace.DRIVER_ROW, f"wait for {', '.join(remote.name for remote in remotes)}", "sync"):
-            heard = self.hear(remotes)
+            try:
+                heard = self.hear(remotes)
+            except Exception as error:
+                self.note_board(learned(error)[1])
+                raise
         for remote, answer in zip(remotes, heard, strict=True):
             answers[remote.number] = iter(answer["replies"])
             self.note_board(answer["board"])

@@ -28,7 +28,7 @@ from fdg.msrl import sample_work
 from fdg.runtime import trace
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.group import Group, Seat
-from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights
+from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights, learned
 from fdg.runtime.parts import Parts
 from fdg.runtime.replay import PRIORITY, Draw, Router, Shard, Update
 from fdg.runtime.replicas import Replica
@@ -314,7 +314,8 @@ def remote_error(error: BaseException) -> RemoteError:
     try:
         pack(error)
     except RunError:
-        error = RunError(f"{type(error).__name__}: {error}")
+        unpacked, error = error, RunError(f"{type(error).__name__}: {error}")
+        vars(error).update({"_fdg_learned": learned(unpacked)})
     return RemoteError(error, frames)
 
 

@@ -344,17 +344,32 @@ class ActsOnWeights(ToyActor):
         return super().act(td, *args, **kwargs)
 
 
+class ActsOnData(ToyActor):
+    """Writes them so that torch does not notice."""
+
+    def act(self, td: Any, *args: Any, **kwargs: Any) -> Any:
+        self.net.values.data.add_(1)
+        return super().act(td, *args, **kwargs)
+
+
 class WritesWeights(QLike):
+    actor: type[ToyActor] = ActsOnWeights
+
     def agent(self, spec):
         net, shift = ToyNet(), torch.zeros(4, dtype=torch.float64)
-        return Agent(actor=ActsOnWeights(net, shift), learner=ToyLearner(net, shift))
+        return Agent(actor=self.actor(net, shift), learner=ToyLearner(net, shift))
+
+
+class WritesData(WritesWeights):
+    actor = ActsOnData
 
 
 @pytest.mark.parametrize("policy", ["local", *POLICIES])
 @pytest.mark.parametrize("actors", [1, 2])
-def test_weights_written_by_an_actor_are_found(policy: str, actors: int) -> None:
+@pytest.mark.parametrize("trainer", [WritesWeights, WritesData])
+def test_weights_written_by_an_actor_are_found(trainer: type, policy: str, actors: int) -> None:
     with pytest.raises(FdgError, match="weights were written outside `learn`"):
-        launch(WritesWeights, policy=policy, actors=actors)
+        launch(trainer, policy=policy, actors=actors)
 
 
 class Snapshots(ToyTrainer):
@@ -399,6 +414,45 @@ class BreakingLearner(ToyLearner):
         if self.updates == 3:
             raise Mistake("in learn")  # here: learn
         return super().learn(batch, *args, **kwargs)
+
+
+class LearnsThenBreaks(ToyLearner):
+    def learn(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().learn(batch, *args, **kwargs)
+        if self.updates % 2:
+            raise Mistake("after the weights were written")
+        return result
+
+
+class GoesOn(ToyTrainer):
+    """Catches an error of `learn`, and acts on what was learned before it."""
+
+    def agent(self, spec):
+        net, shift = ToyNet(), torch.zeros(4, dtype=torch.float64)
+        return Agent(actor=ToyActor(net, shift), learner=LearnsThenBreaks(net, shift))
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(4):
+            td = self.msrl.env_step(self.msrl.agent_act(td))
+            failed = 0.0
+            try:
+                self.msrl.agent_learn(td)
+            except Mistake:
+                failed = 1.0
+            td = advance(td)
+            self.msrl.log(i, failed=failed, sum=self.msrl.sum(td["observation"]))
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "process"])
+@pytest.mark.parametrize("actors", [1, 2])
+def test_what_was_learned_before_an_error_counts(engine: str, actors: int) -> None:
+    expected = launch(GoesOn, policy="local", actors=actors)
+    assert [row["values"]["failed"] for row in expected.history] == [1, 0, 1, 0]
+    for policy in POLICIES:
+        seen = launch(GoesOn, policy=policy, actors=actors, engine=engine)
+        assert [row["values"] for row in seen.history] == [row["values"] for row in expected.history]
+        assert seen.params_sha256 == expected.params_sha256
 
 
 class Breaks(ToyTrainer):
