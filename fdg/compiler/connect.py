@@ -11,11 +11,12 @@ from typing import Any
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Handles, RegionPlan, passed_on
-from fdg.compiler.effects import Analysis
+from fdg.compiler.analysis import Analysis
+from fdg.compiler.cut import Cutter, RegionPlan
 from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
-from fdg.compiler.lower import Method
+from fdg.compiler.methods import Method
 from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.ports import Handles, passed_on
 from fdg.compiler.tree import code
 from fdg.compiler.vary import find_helper_call
 from fdg.graph import DRIVER, Edge, Operator
