@@ -2,17 +2,18 @@
 
 Everything heavy (torch, torchrl, the compiler) is imported inside the command that needs it, so that help, listings
 and drawings answer at once.
+
+    cli_options.py      options that several commands have
+    cli_flags.py        what flags mean: trainer, config, how to launch
+    cli_files.py        files that a command writes
+    cli_errors.py       how a command fails
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
-import signal
-import tempfile
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,76 +21,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
-from typer.core import TyperGroup
 
 from fdg import __version__, flame_cli, registry, tuned
-from fdg.errors import (
-    CompileError,
-    FdgError,
-    PolicyError,
-    RunError,
-    UsageError,
-    debugging,
-    did_you_mean,
-    users_place,
-    users_traceback,
+from fdg.cli_errors import Commands
+from fdg.cli_files import check_writable, write
+from fdg.cli_flags import (
+    choose_replay,
+    configure,
+    count,
+    find_target,
+    go_on,
+    launch_flags,
+    previous_flags,
+    read_launch_flags,
+    run_folder_of,
+    show_help,
 )
+from fdg.cli_options import (
+    OPEN,
+    Actors,
+    CompileUpdate,
+    Deadline,
+    Env,
+    Envs,
+    Fuse,
+    Help,
+    Iterations,
+    Name,
+    Parallelism,
+    PolicyName,
+    Quiet,
+    Seed,
+    Settings,
+    Shards,
+    Storage,
+    Untuned,
+    Work,
+    Workers,
+)
+from fdg.errors import CompileError, PolicyError, RunError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from fdg.api import Trainer
-    from fdg.config import Config
     from fdg.graph import Graph
 
 FORMATS = ("text", "mermaid", "dot", "svg", "json")
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".json": "json"}
-
-
-class Commands(TyperGroup):
-    """The commands, with one way to fail: a message on stderr, code 2 for what the user gave, 1 for the rest.
-
-    Of an error in the user's running code the traceback is shown, from the user's first line on.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`--trace` may come without a file, which Typer has no word for."""
-        for at, word in enumerate(args):
-            if word == "--trace" and (at + 1 == len(args) or args[at + 1].startswith("-")):
-                args[at] = "--trace="
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        interrupts: list[int] = []
-
-        def interrupt(number: int, frame: Any) -> None:
-            interrupts.append(number)
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            return super().invoke(ctx)
-        except (Exception, KeyboardInterrupt) as error:
-            if interrupts or isinstance(
-                error, KeyboardInterrupt
-            ):  # a library on the way may have made another exception of it
-                typer.echo("interrupted", err=True)
-                raise typer.Exit(130) from None
-            if isinstance(error, BrokenPipeError) and not read(1):  # fdg list | head -1
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                raise typer.Exit(1) from None
-            if isinstance(error, MemoryError):
-                error = UsageError(f"out of memory: {error}; use fewer --actors or --envs, or a smaller --buffer-size")
-            if isinstance(error, FdgError):
-                if debugging():
-                    traceback.print_exception(error)
-                typer.echo(f"error: {error}{users_place(error)}", err=True)
-                raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
-            if hasattr(error, "exit_code") or isinstance(error, typer.Abort) or debugging():  # Typer's own, or raw
-                raise
-            typer.echo(users_traceback(error), err=True, nl=False)
-            raise typer.Exit(1) from None
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 app = typer.Typer(
@@ -102,33 +79,6 @@ app = typer.Typer(
         "token_normalize_func": lambda word: word.replace("_", "-"),  # --dist_policy is --dist-policy
     },
 )
-
-# Typer does not know an algorithm's own flags: it hands them on, and fdg.flags matches them to the config's fields.
-# So help, too, is a flag like any other, read once the algorithm is known.
-OPEN: dict[str, Any] = {
-    "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
-    "add_help_option": False,
-}
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="ALGO|FILE.py:CLASS", help="A bundled algorithm (fdg list), or your own."),
-]
-PolicyName = Annotated[
-    str | None, typer.Option("--dist-policy", metavar="NAME", help="How it is distributed: a policy or FILE.py:CLASS.")
-]
-Env = Annotated[str | None, typer.Option(metavar="ID", help="Gymnasium id, or an alias such as cartpole.")]
-Seed = Annotated[str | None, typer.Option(metavar="S", help="Seed of every random stream.")]
-Actors = Annotated[str | None, typer.Option(metavar="A", help="Logical actors; part of the experiment.")]
-Envs = Annotated[str | None, typer.Option(metavar="E", help="Environments of each actor.")]
-Shards = Annotated[str | None, typer.Option(metavar="K", help="Shards of the replay buffer; part of the experiment.")]
-Iterations = Annotated[str | None, typer.Option(metavar="N", help="Turns of the trainer's outer loop.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config; may be repeated.")
-]
-Untuned = Annotated[
-    bool, typer.Option("--no-tuned", help="The algorithm's defaults, not what is tuned for the environment.")
-]
-Help = Annotated[bool, typer.Option("--help", "-h", help="Show this, and with ALGO its own flags too.")]
 
 
 def show_version(asked: bool) -> None:
@@ -144,27 +94,6 @@ def fdg(
     ] = False,
 ) -> None:
     """Write a reinforcement-learning algorithm once; choose at launch how it is distributed."""
-
-
-Workers = Annotated[str | None, typer.Option(metavar="W", help="Processes that share the actors (--engine process).")]
-Parallelism = Annotated[
-    str, typer.Option("--sample-parallelism", metavar="P", help="Sample requests in flight (--engine process).")
-]
-Work = Annotated[str, typer.Option("--sample-work", metavar="N", help="Rounds of arithmetic on each sampled row.")]
-Storage = Annotated[
-    str,
-    typer.Option("--replay-storage", metavar="memory|flame", help="Where replay rows are; flame: its object cache."),
-]
-Deadline = Annotated[
-    str, typer.Option("--deadline", metavar="S", help="Seconds without a sign of life before a worker counts as lost.")
-]
-Fuse = Annotated[
-    bool, typer.Option("--fuse", help="The actors of one worker act in one batch: quicker, other random numbers.")
-]
-CompileUpdate = Annotated[
-    bool, typer.Option("--compile-update", help="Compile the learner's update step: quicker, other last bits.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 @app.command(**OPEN)
@@ -621,148 +550,6 @@ app.add_typer(flame_cli.app, name="flame")
 # ---- what the commands share
 
 
-def find_target(algorithm: str | None) -> registry.Target:
-    known = ", ".join(target.name for target in registry.algorithms())
-    if algorithm is None:
-        raise UsageError(f"which algorithm? one of {known}, or FILE.py:CLASS")
-    if algorithm.startswith("-"):
-        raise UsageError(f"{algorithm} comes before the algorithm; write fdg train ALGO {algorithm} … (known: {known})")
-    return registry.find_algorithm(algorithm)
-
-
-def configure(ctx: typer.Context, target: registry.Target, settings: list[str] | None) -> tuple[type[Trainer], Config]:
-    """The trainer and the config that the command line means."""
-    from fdg.runtime.backends import resolve_env
-
-    # What can be refused before torch is imported, is.
-    if ctx.params["env"] is not None:
-        resolve_env(ctx.params["env"])
-    algorithm = "" if ctx.params["no_tuned"] else tuned.bundled(target.module)
-    if (light := target.light_config()) is not None:
-        read_flags(ctx, light, settings, algorithm=algorithm)
-    trainer = target.load()
-    return trainer, read_flags(ctx, trainer.config_class(), settings, algorithm=algorithm)
-
-
-def read_flags(
-    ctx: typer.Context, cls: type[Config], settings: list[str] | None, base: Any = None, algorithm: str = ""
-) -> Config:
-    from fdg.flags import SHARED, read_config
-
-    given = {name: ctx.params[name] for name in SHARED}
-    known = [flag for parameter in ctx.command.params for flag in parameter.opts if flag.startswith("--")]
-    return read_config(cls, given, ctx.args, settings or [], known, base, algorithm)
-
-
-LAUNCH_FLAGS = (
-    "dist_policy",
-    "engine",
-    "workers",
-    "sample_parallelism",
-    "sample_work",
-    "replay_storage",
-    "checkpoint_every",
-    "deadline",
-    "fuse",
-    "compile_update",
-    "eval_every",
-    "eval_episodes",
-    "callback",
-)
-"""How a run is launched, and not what it is: they may change when it goes on."""
-
-
-def launch_flags(ctx: typer.Context, resume: Path | None) -> dict[str, Any]:
-    """The flags of a launch. A run that goes on has those it had before, where no others are given."""
-    flags = {name: ctx.params[name] for name in LAUNCH_FLAGS}
-    given = {name for name in flags if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if ctx.params["local"]:
-        flags["dist_policy"] = "local"
-        given.add("dist_policy")
-    before = previous_flags(resume)
-    if flags["callback"] == []:
-        flags["callback"] = None
-    if given & {"dist_policy", "engine"}:  # what was right for other processes
-        before = {name: value for name, value in before.items() if name not in ("workers", "sample_parallelism")}
-    flags |= {name: value for name, value in before.items() if name in flags and name not in given}
-    if flags["engine"] is None:
-        apart = any(str(flags[name] or "1") != "1" for name in ("workers", "sample_parallelism"))
-        flags["engine"] = "process" if apart else "inprocess"
-    return flags
-
-
-def choose_replay(ctx: typer.Context, resume: Path | None) -> None:
-    """`--replay simple|sharded` as the policy and the number of shards that it means."""
-    replay, shards = ctx.params["replay"], ctx.params["replay_shards"]
-    if replay is None:
-        return
-    if replay not in ("simple", "sharded"):
-        raise UsageError(f"--replay is {replay!r}; {did_you_mean(replay, ('simple', 'sharded'))}")
-    if resume is not None:
-        raise UsageError("--replay is of a run that begins; to go on under another policy write --dist-policy NAME")
-    if replay == "simple":
-        if shards not in (None, "1"):
-            raise UsageError(f"--replay simple has one shard, and --replay-shards is {shards}; write --replay sharded")
-        return
-    ctx.params["replay_shards"] = shards or "4"
-    if ctx.params["dist_policy"] is None and not ctx.params["local"]:
-        ctx.params["dist_policy"] = "sharded_replay"
-
-
-def previous_flags(resume: Path | None) -> dict[str, Any]:
-    """The flags with which a run was launched before; empty where nothing is known of them."""
-    home = run_folder_of(resume)
-    try:
-        return dict(json.loads((home / "launch.json").read_text())) if home is not None else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def read_launch_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags of a launch as `launch` takes them, but for the policy."""
-    least = {"workers": 1, "sample_parallelism": 1, "sample_work": 0, "checkpoint_every": 0, "eval_every": 0}
-    values: dict[str, Any] = {"engine": registry.find_engine(flags["engine"])}
-    for name, at_least in least.items():
-        if name in flags:
-            text = flags[name]
-            values[name] = None if text is None else count(f"--{name.replace('_', '-')}", text, at_least)
-    values["replay_storage"] = registry.find_storage(flags["replay_storage"])
-    if "eval_episodes" in flags:
-        text = flags["eval_episodes"]
-        values["eval_episodes"] = 100 if text is None else count("--eval-episodes", text, 0)
-        values["eval_every_episodes"] = 10 if text is None else max(1, values["eval_episodes"])
-    values |= {name: bool(flags[name]) for name in ("fuse", "compile_update") if name in flags}
-    values["deadline"] = seconds("--deadline", flags["deadline"])
-    return values
-
-
-def run_folder_of(resume: Path | None) -> Path | None:
-    """The folder of the run that `--resume` names; None for a checkpoint that lies elsewhere."""
-    if resume is None:
-        return None
-    if resume.is_dir():
-        return resume
-    folder = resume.absolute().parent
-    return folder.parent if folder.name == "checkpoints" else None
-
-
-def go_on(
-    ctx: typer.Context, target: registry.Target, settings: list[str] | None, resume: Path
-) -> tuple[type[Trainer], Config, dict[str, Any]]:
-    """The trainer, the config and the state of a run that goes on: what is given now counts, and else what was then."""
-    from fdg.runtime.checkpoint import latest
-
-    latest(resume)  # refused before the rest is imported
-    trainer = target.load()
-
-    from fdg.runtime import recovery
-
-    state = recovery.read(resume, trainer)
-    config = read_flags(ctx, trainer.config_class(), settings, state["config"])
-    recovery.check_config(state, config)
-    return trainer, config, state
-
-
 def notice(text: str) -> None:
     """Tell the user something while a run goes on. Not through buffers: it may come from a signal handler."""
     os.write(2, f"{text}\n".encode())
@@ -793,87 +580,6 @@ def sources(graph: Graph) -> str:
     """The generated code, each part under a heading that is itself a comment."""
     parts = [("driver", graph.driver), *((part.name, part.source) for part in graph.fragments.values())]
     return "\n\n".join(f"# ==== {name}\n{source.strip()}" for name, source in parts)
-
-
-def show_help(ctx: typer.Context, algorithm: str | None, asked: bool) -> None:
-    """The command's help; with an algorithm, its own flags too, and its defaults for those that all have."""
-    if not asked:
-        find_target(None)
-    if algorithm is None:
-        return typer.echo(ctx.get_help())
-    from fdg.flags import SHARED, flag, flag_table
-
-    target = find_target(algorithm)
-    cls = target.light_config() or target.load().config_class()
-    rows = {row[0]: row for row in flag_table(cls)}
-    shared = {flag(name): rows.pop(flag(name)) for name in SHARED}
-    for parameter in ctx.command.params:  # of this invocation: Typer builds the command anew each time
-        if (row := shared.get(parameter.opts[0])) is not None:
-            parameter.default = row[2]
-            parameter.help = row[3]  # type: ignore[attr-defined]
-    typer.echo(ctx.get_help())
-    table = Table("flag", "type", "default", "", title=f"Flags of {algorithm} ({cls.__name__})", title_justify="left")
-    for row in rows.values():
-        table.add_row(*row)
-    Console().print(table)
-
-
-def count(flag: str, text: str, least: int) -> int:
-    """The whole number that a flag gives."""
-    from fdg.config import read_value
-
-    try:
-        value = read_value(text, int)
-    except ValueError:
-        raise UsageError(f"{flag} is {text!r}; expected int") from None
-    if value < least:
-        raise UsageError(f"{flag} is {value}; it must be at least {least}")
-    return value
-
-
-def seconds(flag: str, text: str) -> float:
-    """The time that a flag gives."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise UsageError(f"{flag} is {text!r}; expected a number of seconds") from None
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{flag} is {text}; it must be more than 0 seconds")
-    return value
-
-
-def check_writable(path: Path, folder: bool = False) -> None:
-    """Refuse a file (or folder) that could not be written, now and not after an hour of training."""
-    if path.exists() and path.is_dir() != folder:
-        raise UsageError(f"{path} cannot be written: it is a {'file' if folder else 'folder'}")
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-    try:
-        if there.is_dir():
-            tempfile.TemporaryFile(dir=there).close()
-        else:
-            there.open("a" if there == path.absolute() else "x").close()
-    except OSError as error:
-        reason = "that is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise UsageError(f"{path} cannot be written: {there}: {reason}") from error
-
-
-def write(file: Path, text: str, quiet: bool = False) -> None:
-    """Write a file that the user asked for; a folder made for it is named."""
-    try:
-        if not file.parent.exists():
-            file.parent.mkdir(parents=True)
-            if not quiet:
-                typer.echo(f"made the folder {file.parent}", err=True)
-        file.write_text(text)
-    except OSError as error:
-        raise RunError(f"{file} cannot be written: {error.strerror}") from error
-
-
-def read(descriptor: int) -> bool:
-    """Whether somebody still reads what is written there."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def some(count: int, noun: str) -> str:

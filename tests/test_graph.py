@@ -1,5 +1,6 @@
 """The graph as data (json, hash, networkx) and its drawings."""
 
+import os
 import re
 import subprocess
 import sys
@@ -380,3 +381,27 @@ def test_unknown_format() -> None:
 def test_drawing_does_not_import_torch() -> None:
     code = "import sys, fdg.draw; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_graph_is_the_same_in_every_process() -> None:
+    """The cache of generated code goes by the graph's hash: it must not depend on the order of Python's sets."""
+    code = textwrap.dedent("""
+        from fdg import registry
+        from fdg.compiler import project
+
+        target = registry.find_algorithm("reinforce")
+        policy = registry.find_policy("single_learner_fine")
+        print(project(file=target.file, class_name=target.class_name, policy=policy).hash())
+    """)
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("0", "3")
+    }
+    assert len(hashes) == 1

@@ -1,10 +1,11 @@
 """The compiler: a trainer and a policy in, a fragmented dataflow graph out.
 
 find       source.py     classes, names, where they stand
-normalise  lower.py      every component call its own statement
+normalise  lower.py      every component call its own statement (methods.py: what is a component call)
 colour     effects.py    what each statement reads, writes, calls; may it move
 type       vary.py       varying or global
-cut        cut.py        regions, hoisted inserts, what enters, leaves and stays
+cut        cut.py        regions, hoisted inserts
+ports      ports.py      what enters a region, leaves it, and stays there
 connect    connect.py    edges, rates, advice
 emit       emit.py       the Python that runs
 fuse       fuse.py       the actors of one worker in one batch, where it is asked for
@@ -17,13 +18,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from fdg.compiler.connect import Connect, Rates, edge_rates, name_regions
-from fdg.compiler.cut import DRIVER, PASSES, Cutter, Handles, Interfaces, pin_captured
+from fdg.compiler.cut import DRIVER, PASSES, Cutter, pin_captured
 from fdg.compiler.effects import analyse
 from fdg.compiler.emit import Emitter
 from fdg.compiler.flow import total
 from fdg.compiler.fuse import fuse
 from fdg.compiler.ir import walk
-from fdg.compiler.lower import Method
+from fdg.compiler.methods import Method
+from fdg.compiler.ports import Handles, Interfaces
 from fdg.compiler.source import TrainerSource, from_class, from_file
 from fdg.compiler.vary import Typing, find_helper_call
 from fdg.errors import UsageError, did_you_mean

@@ -11,11 +11,12 @@ from typing import Any
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Handles, RegionPlan, passed_on
-from fdg.compiler.effects import Analysis
+from fdg.compiler.analysis import Analysis
+from fdg.compiler.cut import Cutter, RegionPlan
 from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
-from fdg.compiler.lower import Method
+from fdg.compiler.methods import Method
 from fdg.compiler.operations import OPERATIONS
+from fdg.compiler.ports import Handles, passed_on
 from fdg.compiler.tree import code
 from fdg.compiler.vary import find_helper_call
 from fdg.graph import DRIVER, Edge, Operator
@@ -36,7 +37,7 @@ class Connect:
         self.result: dict[tuple[str, str], frozenset[str]] = {}
         for method in mixed:
             self.entry[method.key] = dict.fromkeys(method.parameters, HERE)
-        for name in handles.interfaces.promoted:
+        for name in sorted(handles.interfaces.promoted):
             self.promote({}, name)
         for _ in range(8):
             before = (len(self.edges), str(self.attributes), str(dict(self.entry)), str(self.result))
@@ -113,7 +114,7 @@ class Connect:
         if EVERYTHING in reads:
             reads = reads | set(self.attributes)
         wanted = reads if statement.head.calls and not statement.head.helpers else reads - passed
-        for name in wanted:
+        for name in sorted(wanted):
             self.read(state, name)
         for name in self.handles.taken(statement, self.method):
             # The object is the driver's from here on, under all its names.
@@ -130,7 +131,7 @@ class Connect:
                 before = dict(state)
                 state = self.merge(state, self.block(blocks["body"], dict(state)))
                 state = self.merge(state, self.jumps[-1])
-                for name in reads - passed:
+                for name in sorted(reads - passed):
                     self.read(state, name)
                 if state == before:
                     break
@@ -143,7 +144,7 @@ class Connect:
         return merged
 
     def read(self, state: Makers, name: str) -> None:
-        for maker in self.made(state, name) - HERE:
+        for maker in sorted(self.made(state, name) - HERE):
             self.add(maker, DRIVER, name)
 
     def assign(self, statement: Statement, state: Makers, makers: frozenset[str]) -> Makers:
@@ -162,7 +163,7 @@ class Connect:
         if isinstance(node, cst.Return):
             self.result[self.method.key] = self.result.get(self.method.key, frozenset()) | makers
             if self.method.name == "train":
-                for name in passed:
+                for name in sorted(passed):
                     self.read(state, name)
         if isinstance(node, (cst.Break, cst.Continue)) and self.jumps:
             self.jumps[-1] = self.merge(self.jumps[-1], state)
@@ -173,9 +174,9 @@ class Connect:
         if call is None or call[0].key not in self.mixed:
             return self.assign(statement, state, HERE)
         method, arguments = call
-        for name in statement.parts.get("promote", ()):
+        for name in sorted(statement.parts.get("promote", ())):
             state = self.promote(state, name)
-        for name in {name for group in statement.parts["settle"] for name in group}:
+        for name in sorted({name for group in statement.parts["settle"] for name in group}):
             self.read(state, name)
             state = self.give(state, name, self.made(state, name) | HERE)
         for parameter, names in arguments.items():
@@ -193,12 +194,12 @@ class Connect:
         lent: set[str] = set()
         if self.analysis.actors > 1 and plan.per == "actor":
             own = self.handles.interfaces.promoted
-            for name in plan.method.summary.made_global.intersection(plan.restores) - own:
+            for name in sorted(plan.method.summary.made_global.intersection(plan.restores) - own):
                 # What is global is the driver's before all actors change it alike.
                 self.read(state, name)
                 state = self.give(state, name, self.made(state, name) | HERE)
         for port in plan.inputs:
-            for maker in self.made(state, port.name):
+            for maker in sorted(self.made(state, port.name)):
                 among = self.per(maker) == "worker" and plan.per == "one" and port.varying  # from all workers to each
                 if maker != plan.fragment or among:
                     self.add(maker, plan.fragment, port.name, port.varying)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import libcst as cst
 
-from fdg.compiler.cut import Cutter, Handles, RegionPlan, direct_nodes, passed_on
-from fdg.compiler.effects import Analysis
+from fdg.compiler.analysis import Analysis
+from fdg.compiler.cut import Cutter, RegionPlan
 from fdg.compiler.ir import Statement, is_attribute, walk
-from fdg.compiler.lower import Method, canonical, method_call
+from fdg.compiler.methods import Method, canonical, method_call
+from fdg.compiler.ports import Handles, direct_nodes, passed_on
 from fdg.compiler.source import Origin
 from fdg.compiler.tree import code, find, is_name
 from fdg.graph import Port

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Origin
 
 EVERYTHING = "self.*"
@@ -86,7 +85,6 @@ class Statement:
     """At A > 1: runs once per actor, because it reads varying values (or is controlled by one)."""
     leaves: set[str] = field(default_factory=set)
     """Jumps that leave this statement: break, continue, return, raise."""
-    region: Any = None
 
     def children(self) -> Iterator[Statement]:
         for block in self.blocks.values():
@@ -96,10 +94,6 @@ class Statement:
         yield self
         for child in self.children():
             yield from child.walk()
-
-    @property
-    def operations(self) -> list[Any]:
-        return [OPERATIONS[name] for name in self.whole.calls]
 
 
 def walk(block: list[Statement]) -> Iterator[Statement]:

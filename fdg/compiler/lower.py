@@ -15,263 +15,16 @@ nested functions that make component calls are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
 
 from fdg.compiler.ir import Statement
+from fdg.compiler.methods import Bearing, Method, method_call, operation_of, spread
 from fdg.compiler.operations import OPERATIONS
-from fdg.compiler.source import ClassSource, Origin, TrainerSource, dotted
-from fdg.compiler.tree import children, code, find, is_name, replaced
+from fdg.compiler.source import Origin, dotted
+from fdg.compiler.tree import children, code, find, replaced, subexpressions
 from fdg.errors import did_you_mean
-
-
-@dataclass(eq=False)
-class Method:
-    """One method of the trainer, on its way from source to fragments."""
-
-    owner: ClassSource
-    node: cst.FunctionDef
-    self_name: str
-    parameters: list[str]
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Local names that stand for `self.msrl` (value "") or for one of its operations."""
-    body: list[Statement] = field(default_factory=list)
-    contexts: list[cst.WithItem] = field(default_factory=list)
-    bound: set[str] | None = None
-    """Names that the body binds, found when first asked for."""
-    summary: Any = None
-
-    @property
-    def name(self) -> str:
-        return self.node.name.value
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.owner.name, self.name)
-
-    def origin(self, node: cst.CSTNode) -> Origin:
-        return self.owner.module.origin(node)
-
-
-def parse_method(owner: ClassSource, node: cst.FunctionDef) -> Method:
-    parameters = node.params
-    names = [p.name.value for p in (*parameters.posonly_params, *parameters.params)]
-    self_name = names[0] if names else ""
-    rest = names[1:] + [p.name.value for p in parameters.kwonly_params]
-    for star in (parameters.star_arg, parameters.star_kwarg):
-        if isinstance(star, cst.Param):
-            rest.append(star.name.value)
-    return Method(owner, node, self_name, rest)
-
-
-def is_msrl(node: cst.CSTNode, method: Method) -> bool:
-    """Whether an expression is `self.msrl`, or a local name for it."""
-    if isinstance(node, cst.Name):
-        return method.aliases.get(node.value) == ""
-    return (
-        isinstance(node, cst.Attribute)
-        and node.attr.value == "msrl"
-        and isinstance(node.value, cst.Name)
-        and node.value.value == method.self_name
-    )
-
-
-def operation_of(node: cst.CSTNode, method: Method) -> str | None:
-    """The component call that `node` is, by name, or None."""
-    if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
-        return method.aliases.get(node.func.value) or None
-    if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and is_msrl(node.func.value, method)):
-        return None
-    return node.func.attr.value
-
-
-def method_call(
-    node: cst.CSTNode, method: Method, trainer: TrainerSource
-) -> tuple[ClassSource, cst.FunctionDef] | None:
-    """The method of the trainer that a call goes to: `self.m()`, `super().m()` or `Base.m(self)`."""
-    if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)):
-        return None
-    base, name = node.func.value, node.func.attr.value
-    if isinstance(base, cst.Name) and base.value == method.self_name:
-        return trainer.find(name)
-    if is_super(base):
-        return trainer.find(name, after=method.owner)
-    if isinstance(base, cst.Name) and node.args and is_name(node.args[0].value, method.self_name):
-        for owner in trainer.bases:
-            if owner.name == base.value and owner is not method.owner:
-                after = trainer.bases.index(owner) - 1
-                return trainer.find(name, after=trainer.bases[after] if after >= 0 else None)
-    return None
-
-
-def is_super(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Call) and is_name(node.func, "super")
-
-
-def variable(node: cst.CSTNode, method: Method) -> str:
-    """The variable that an expression is, or an empty string."""
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute) and is_name(node.value, method.self_name):
-        return f"self.{node.attr.value}"
-    return ""
-
-
-class _Names(cst.CSTTransformer):
-    """Writes aliases of `self.msrl` out in full, and `super()` as `super(Owner, self)`, so that code can move."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        operation = (
-            self.method.aliases.get(updated_node.func.value, "") if isinstance(updated_node.func, cst.Name) else ""
-        )
-        if operation:
-            return updated_node.with_changes(func=cst.parse_expression(f"{self.method.self_name}.msrl.{operation}"))
-        if is_super(updated_node) and not updated_node.args:
-            return cst.parse_expression(f"super({self.method.owner.name}, {self.method.self_name})")
-        return updated_node
-
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
-        if isinstance(updated_node.value, cst.Name) and self.method.aliases.get(updated_node.value.value) == "":
-            return updated_node.with_changes(value=cst.parse_expression(f"{self.method.self_name}.msrl"))
-        return updated_node
-
-
-def canonical(node: cst.CSTNode, method: Method) -> cst.CSTNode:
-    """The node as generated code writes it: aliases of `self.msrl` and `super()` in full."""
-    if not method.self_name:
-        return node
-    renamed = node.visit(_Names(method))
-    assert isinstance(renamed, cst.CSTNode)
-    return renamed
-
-
-class _FindAliases:
-    """Finds `msrl = self.msrl` and `act = self.msrl.agent_act`; a name that is also bound otherwise is refused."""
-
-    def __init__(self, method: Method) -> None:
-        self.method, self.others = method, {}  # type: ignore[var-annotated]
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        meaning = self.meaning(node.value)
-        for target in node.targets:
-            if isinstance(target.target, cst.Name):
-                name = target.target.value
-                if meaning is None:
-                    self.others[name] = node
-                elif self.method.aliases.setdefault(name, meaning) != meaning:
-                    self.others[name] = node
-
-    def meaning(self, value: cst.BaseExpression) -> str | None:
-        if is_msrl(value, self.method):
-            return ""
-        if isinstance(value, cst.Attribute) and is_msrl(value.value, self.method):
-            return value.attr.value
-        if isinstance(value, cst.Name):
-            return self.method.aliases.get(value.value)
-        if isinstance(value, cst.Attribute) and isinstance(value.value, cst.Name):
-            return value.attr.value if self.method.aliases.get(value.value.value) == "" else None
-        return None
-
-
-class Bearing:
-    """Tells which expressions make component calls, directly or through a method of the trainer."""
-
-    def __init__(self, trainer: TrainerSource) -> None:
-        self.trainer = trainer
-        self.methods: dict[tuple[str, str], Method] = {}
-        self._bearing: dict[tuple[str, str], bool] = {}
-        self._cache: dict[int, tuple[cst.CSTNode, bool]] = {}
-
-    def method(self, owner: ClassSource, node: cst.FunctionDef) -> Method:
-        key = (owner.name, node.name.value)
-        if key not in self.methods:
-            method = parse_method(owner, node)
-            finder = _FindAliases(method)
-            for assign in find(node.body, cst.Assign):
-                finder.visit_Assign(assign)
-            for name, other in finder.others.items():
-                if name in method.aliases:
-                    raise method.origin(other).error(
-                        f"`{name}` is sometimes `self.msrl` and sometimes something else, so its calls cannot be told apart",
-                        f"use {method.self_name}.msrl directly, or another name here",
-                    )
-            self.methods[key] = method
-        return self.methods[key]
-
-    def method_bears(self, owner: ClassSource, node: cst.FunctionDef) -> bool:
-        key = (owner.name, node.name.value)
-        if key not in self._bearing:
-            self._bearing[key] = False  # a recursive call adds nothing by itself
-            method = self.method(owner, node)
-            self._bearing[key] = any(self._bears(call, method) for call in find(node.body, cst.Call))
-        return self._bearing[key]
-
-    def _bears(self, call: cst.CSTNode, method: Method) -> bool:
-        if operation_of(call, method) is not None:
-            return True
-        target = method_call(call, method, self.trainer)
-        return target is not None and self.method_bears(*target)
-
-    def call(self, node: cst.CSTNode, method: Method) -> bool:
-        """Whether this very node is a component call or a call of a method that makes one."""
-        return isinstance(node, cst.Call) and self._bears(node, method)
-
-    def within(self, node: cst.CSTNode, method: Method) -> bool:
-        """Whether a component call stands anywhere inside."""
-        known = self._cache.get(id(node))
-        if known is None or known[0] is not node:
-            found = any(self._bears(call, method) for call in find(node, cst.Call))
-            known = self._cache[id(node)] = (node, found)
-        return known[1]
-
-
-def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
-    """The expressions directly inside an expression, in the order Python evaluates them."""
-    found: list[cst.BaseExpression] = []
-    for child in children(node):
-        if (isinstance(node, cst.Attribute) and child is node.attr) or (
-            isinstance(node, cst.Arg) and child is node.keyword
-        ):
-            continue
-        if isinstance(child, (cst.StarredElement, cst.StarredDictElement)):
-            found.append(child.value)
-        elif isinstance(child, cst.BaseExpression):
-            found.append(child)
-        else:
-            found.extend(subexpressions(child))
-    return found
-
-
-def spread(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Arguments with `*(a, b)` and `**{"k": v}` written out."""
-    out: list[cst.Arg] = []
-    for argument in arguments:
-        value = argument.value
-        if argument.star == "*" and isinstance(value, (cst.Tuple, cst.List)):
-            if not any(isinstance(item, cst.StarredElement) for item in value.elements):
-                out += [cst.Arg(item.value) for item in value.elements]
-                continue
-        if argument.star == "**" and isinstance(value, cst.Dict):
-            keys = [item.key if isinstance(item, cst.DictElement) else None for item in value.elements]
-            names = [key.evaluated_value if isinstance(key, cst.SimpleString) else None for key in keys]
-            if all(isinstance(name, str) and name.isidentifier() for name in names):
-                for name, item in zip(names, value.elements, strict=True):
-                    out.append(cst.Arg(item.value, keyword=cst.Name(str(name)), equal=cst.AssignEqual()))
-                continue
-        out.append(argument)
-    return out
-
-
-def may_take(argument: cst.Arg, index: int, parameters: list[str], given: set[str]) -> list[str]:
-    """The parameters that a starred (or surplus) argument may go to."""
-    if argument.star == "**":
-        return [name for name in parameters if name not in given]
-    return parameters[index:] or parameters[-1:]
 
 
 class Lowering:
@@ -713,9 +466,6 @@ class _Rename(cst.CSTTransformer):
     def __init__(self, names: dict[str, str]) -> None:
         self.names = names
 
-    def visit_Attribute_attr(self, node: cst.Attribute) -> None:
-        pass
-
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         return updated_node.with_changes(attr=original_node.attr)
 
@@ -749,3 +499,13 @@ def lower(bearing: Bearing, method: Method, join_arguments: bool, spill: frozens
         )
     body = list(method.node.body.body)
     method.body = Lowering(bearing, method, join_arguments, spill).block(body)
+
+
+def lower_plain(bearing: Bearing, method: Method) -> None:
+    """Fill `method.body`, of a method or function without component calls: nothing in it needs to be taken apart."""
+    suite = method.node.body
+    if next(find(suite, cst.Yield, cst.Await), None) is not None:
+        origin = method.origin(method.owner.methods[method.name])
+        method.body = [Statement("simple", origin, {"node": cst.Pass(), "opaque": "is a generator"})]
+    else:
+        method.body = Lowering(bearing, method, False).block(suite.body)

@@ -88,7 +88,7 @@ discard setdefault subtract rotate intersection_update difference_update symmetr
 CONTAINER_READERS = """get items keys values copy count index union intersection difference symmetric_difference issubset
 issuperset isdisjoint most_common elements""".split()
 
-DATA_MUTATORS = """set update pop clear rename_key del_ requires_grad_ setdefault resize insert append
+_DATA_MUTATORS = """set update pop clear rename_key del_ requires_grad_ setdefault resize insert append
 extend""".split()
 _DATA_READERS = """all any mean sum std var max min amax amin argmax argmin item tolist numpy clone detach reshape view
 squeeze unsqueeze flatten permute transpose t to float double int long bool half cpu expand expand_as repeat tile gather
@@ -103,6 +103,7 @@ searchsorted conj isclose allclose equal ptp nanmean nansum swapaxes moveaxis he
 bit_length strip lower upper format join startswith endswith rstrip lstrip title zfill encode
 len""".split()
 DATA_READERS = frozenset(_DATA_READERS)
+_DRAWS_IN_PLACE = "uniform_ normal_ random_ exponential_ cauchy_ log_normal_ geometric_".split()
 DATA_FRESH = frozenset(
     "all any mean sum std var max min amax amin argmax argmin item tolist clone exp log sqrt abs prod norm dot matmul "
     "cumsum cumprod float int bool size dim numel is_contiguous nonzero softmax log_softmax sigmoid tanh clamp".split()
@@ -136,6 +137,17 @@ def judge(qualified: str) -> Verdict:
             return "unknown"
         return "pure"
     return "unknown"
+
+
+def changes_data(method: str) -> bool:
+    """Whether a method of tensors and TensorDicts changes its object, and does nothing else.
+
+    >>> changes_data("add_"), changes_data("set"), changes_data("normal_"), changes_data("backward")
+    (True, True, False, False)
+    """
+    if method in _DRAWS_IN_PLACE or method.rstrip("_") in _DRAWS:
+        return False
+    return method in _DATA_MUTATORS or (method.endswith("_") and not method.startswith("_"))
 
 
 def is_fresh(qualified: str) -> bool:

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
@@ -341,10 +341,15 @@ def find_function(qualified: str, user: Module) -> tuple[Module, str] | None:
     return (module, name) if module is not None and name in module.functions else None
 
 
-def qualified_name(name: str, module: Module) -> str | None:
-    """What a dotted name at module level stands for: `np.random.rand` -> `numpy.random.rand`, `len` -> `builtins.len`."""
+def qualified_name(name: str, module: Module, imports: Mapping[str, str] = {}) -> str | None:
+    """What a dotted name at module level stands for: `np.random.rand` -> `numpy.random.rand`, `len` -> `builtins.len`.
+
+    `imports` are those of the function that the name stands in: local name -> qualified name.
+    """
     head, _, rest = name.partition(".")
     tail = f".{rest}" if rest else ""
+    if head in imports:
+        return imports[head] + tail
     if head in module.imports:
         return module.imports[head] + tail
     if head in module.functions or head in module.classes or head in module.constants or head in module.state:

@@ -46,6 +46,23 @@ def find(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Any]:
         yield from find(child, *kinds)
 
 
+def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """The expressions directly inside an expression, in the order Python evaluates them."""
+    found: list[cst.BaseExpression] = []
+    for child in children(node):
+        if (isinstance(node, cst.Attribute) and child is node.attr) or (
+            isinstance(node, cst.Arg) and child is node.keyword
+        ):
+            continue
+        if isinstance(child, (cst.StarredElement, cst.StarredDictElement)):
+            found.append(child.value)
+        elif isinstance(child, cst.BaseExpression):
+            found.append(child)
+        else:
+            found.extend(subexpressions(child))
+    return found
+
+
 def code(node: cst.CSTNode) -> str:
     """A libcst node as text."""
     return _printer.code_for_node(node)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from fdg.compiler.effects import Analysis
+from fdg.compiler.analysis import Analysis
 from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
-from fdg.compiler.lower import Method, may_take, method_call, operation_of, spread, variable
+from fdg.compiler.methods import Method, match_arguments, method_call, operation_of, variable
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Origin
 from fdg.compiler.tree import children, find
@@ -416,14 +416,9 @@ def find_helper_call(
             continue
         called = analysis.need(*target)
         arguments: dict[str, set[str]] = {}
-        for index, argument in enumerate(spread(call.args)):
-            names = names_in(argument.value, method)
-            if argument.star or (argument.keyword is None and index >= len(called.parameters)):
-                for parameter in may_take(argument, index, called.parameters, set(arguments)):
-                    arguments.setdefault(parameter, set()).update(names)
-            else:
-                key = argument.keyword.value if argument.keyword else called.parameters[index]
-                arguments.setdefault(key, set()).update(names)
+        for value, parameters, _ in match_arguments(call.args, called.parameters):
+            for parameter in parameters:
+                arguments.setdefault(parameter, set()).update(names_in(value, method))
         return called, arguments
     return None
 
