@@ -23,7 +23,7 @@ import libcst as cst
 from fdg.compiler.ir import Statement
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import ClassSource, Origin, TrainerSource, dotted
-from fdg.compiler.tree import children, code, find, is_name, replaced
+from fdg.compiler.tree import children, code, find, is_name, replaced, yields
 from fdg.errors import did_you_mean
 
 
@@ -743,7 +743,7 @@ def lower(bearing: Bearing, method: Method, join_arguments: bool, spill: frozens
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is an `async` method and makes component calls", "an ordinary method"
         )
-    if next(find(method.node.body, cst.Yield), None) is not None:
+    if yields(method.node.body):
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is a generator and makes component calls", "return a list instead of yielding"
         )

@@ -46,6 +46,13 @@ def find(node: cst.CSTNode, *kinds: type[Node]) -> Iterator[Any]:
         yield from find(child, *kinds)
 
 
+def yields(node: cst.CSTNode) -> bool:
+    """Whether a function with this body is a generator: what functions inside it yield does not count."""
+    if type(node) is cst.Yield:
+        return True
+    return type(node) not in (cst.FunctionDef, cst.Lambda) and any(map(yields, children(node)))
+
+
 def code(node: cst.CSTNode) -> str:
     """A libcst node as text."""
     return _printer.code_for_node(node)
