@@ -904,6 +904,35 @@ class ModuleGlobals(ToyTrainer):
 
 
 @program
+class NestedGenerators(ToyTrainer):
+    """`train` is no generator where a function inside it is one."""
+
+    def train(self):
+        counts = {}
+
+        @contextlib.contextmanager
+        def counted(name):
+            counts[name] = counts.get(name, 0) + 1
+            yield counts
+            counts[name] += 0.5
+
+        def halves(x):
+            while x > 0.1:
+                yield x
+                x /= 2
+
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            with counted("steps"):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+            td = advance(td)
+            with counted("updates") as seen:
+                loss = self.msrl.agent_learn(td, sum(halves(1.0)))
+            self.msrl.log(i, loss, steps=counts["steps"], updates=seen["updates"])
+        return counts
+
+
+@program
 class NestedFunctionWithoutComponentCalls(ToyTrainer):
     def train(self):
         total = 0.0

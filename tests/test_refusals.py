@@ -712,7 +712,19 @@ WHOLE = {
             self.msrl.log(0, k)
         """,
         "`agent_learn` is a global call, but line",
-        "self.msrl.all(…)",
+        "up to a global number",
+        actors=2,
+    ),
+    "loop over a varying list around a global call": Refused(
+        """
+        def train(self):
+            rows = [self.msrl.env_reset() for _ in range(3)]
+            for td in rows:
+                «self.msrl.agent_learn(td)
+            self.msrl.log(0, 1)
+        """,
+        "`agent_learn` is a global call, but line",
+        "`for n in range(…):` up to a global number, with x[n] in it",
         actors=2,
     ),
     "global call under a varying condition": Refused(

@@ -23,7 +23,7 @@ from fdg.compiler.ir import Statement
 from fdg.compiler.methods import Bearing, Method, method_call, operation_of, spread
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Origin, dotted
-from fdg.compiler.tree import children, code, find, replaced, subexpressions
+from fdg.compiler.tree import children, code, find, replaced, subexpressions, yields
 from fdg.errors import did_you_mean
 
 
@@ -493,7 +493,7 @@ def lower(bearing: Bearing, method: Method, join_arguments: bool, spill: frozens
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is an `async` method and makes component calls", "an ordinary method"
         )
-    if next(find(method.node.body, cst.Yield), None) is not None:
+    if yields(method.node.body):
         raise method.origin(method.owner.methods[method.name]).error(
             f"`{method.name}` is a generator and makes component calls", "return a list instead of yielding"
         )

@@ -32,7 +32,7 @@ import libcst as cst
 
 from fdg.compiler.repeat import VIEWS, Frame, dotted, endless, is_name_for, is_super
 from fdg.compiler.rewrite import PREFIX, Line, Place, Source, Spot, Writer, has_loop, indent_of, own_class
-from fdg.compiler.scope import Loop, binds, reads
+from fdg.compiler.scope import Loop, binds, reads, yields
 from fdg.compiler.source import TrainerSource
 from fdg.compiler.source import dotted as dotted_name
 from fdg.compiler.tree import find
@@ -142,7 +142,7 @@ class Finder:
         """The spots of a method, whose loops get their numbers in the order in which they are run."""
         node = method.node
         self.visited.append(node.name)
-        if any(isinstance(item, (ast.Yield, ast.YieldFrom)) for item in ast.walk(node)):
+        if any(map(yields, node.body)):
             self.note(node, f"`{node.name}` is a generator", "a method that returns")
             return []
         spots = self.find(node.body, method, Around(known=known))

@@ -55,6 +55,13 @@ def reads(node: ast.AST, hidden: frozenset[str] = frozenset()) -> Iterator[str]:
         yield from reads(child, hidden)
 
 
+def yields(node: ast.AST) -> bool:
+    """Whether a function with this statement in its body is a generator: what functions inside it yield does not count."""
+    if isinstance(node, (ast.Yield, ast.YieldFrom)):
+        return True
+    return not isinstance(node, ast.Lambda | Function) and any(map(yields, ast.iter_child_nodes(node)))
+
+
 def _sees_locals(node: ast.AST) -> bool:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False

@@ -63,6 +63,13 @@ def subexpressions(node: cst.CSTNode) -> list[cst.BaseExpression]:
     return found
 
 
+def yields(node: cst.CSTNode) -> bool:
+    """Whether a function with this body is a generator: what functions inside it yield does not count."""
+    if type(node) is cst.Yield:
+        return True
+    return type(node) not in (cst.FunctionDef, cst.Lambda) and any(map(yields, children(node)))
+
+
 def code(node: cst.CSTNode) -> str:
     """A libcst node as text."""
     return _printer.code_for_node(node)

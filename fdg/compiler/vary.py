@@ -207,10 +207,17 @@ class Typing:
                     raise place_of(below, name, self.method).error(
                         f"`{name}` is a global call, but line {statement.origin.line} makes it depend on a varying value: "
                         f"with {self.analysis.actors} actors each would come here a different number of times",
-                        "a condition that is the same for all actors, such as self.msrl.all(…), self.msrl.any(…) or "
-                        "self.msrl.mean(…)",
+                        self.way_out(statement),
                         self.chain_of(statement),
                     )
+
+    def way_out(self, statement: Statement) -> str:
+        if statement.kind == "for" and self.is_varying(statement.head.reads, statement.parts["in"]):
+            return (
+                "a loop that is the same for all actors: `for n in range(…):` up to a global number, with x[n] in it; the "
+                "length of a varying list is varying too"
+            )
+        return "a condition that is the same for all actors, such as self.msrl.all(…), self.msrl.any(…) or self.msrl.mean(…)"
 
     def chain_of(self, statement: Statement) -> list[str]:
         """Why a condition is varying."""
