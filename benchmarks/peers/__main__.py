@@ -71,6 +71,8 @@ ROWS = [
     Row("", "ppo_cheetah", "plain", "ppo_cheetah", 1.2),
     Row("… compiled update, TorchRL's loss", "ppo_cheetah_compiled", "sb3", "ppo_cheetah", 5),
     Row("", "ppo_cheetah_compiled", "plain", "ppo_cheetah", 3),
+    Row("… and collected by two workers", "ppo_cheetah_workers", "sb3", "ppo_cheetah", 5),
+    Row("", "ppo_cheetah_workers", "plain", "ppo_cheetah", 3),
     Row("collection alone, HalfCheetah-v5, 64-64", "collect_cheetah", "torchrl", "collect_cheetah", 10),
     Row("", "collect_cheetah", "sb3", "collect_cheetah", 3),
     Row("collection alone, CartPole-v1, 64-64", "collect_cartpole", "torchrl", "collect_cartpole", 100),
@@ -162,6 +164,8 @@ def groups(only: list[str]) -> list[list[tuple[str, str]]]:
 def run(only: list[str], repeats: int, seconds: float, patience: float) -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     for group in groups(only):
+        if any(known(item, repeat) is None for item in group for repeat in range(repeats)):
+            forget([item for item in group if known(item, 0) != here()])  # sides are compared on one machine
         for repeat in range(repeats):
             have = {(result["side"], result["workload"], result["repeat"]) for result in results()}
             for side, workload in group if repeat % 2 else group[::-1]:
@@ -174,11 +178,16 @@ def run(only: list[str], repeats: int, seconds: float, patience: float) -> None:
                     continue
                 print(f"{side:8} {workload:28} {repeat}  {found}", flush=True)
                 with RESULTS.open("a") as file:
-                    file.write(json.dumps({"side": side, "workload": workload, "repeat": repeat, **found}) + "\n")
+                    what = {"side": side, "workload": workload, "repeat": repeat, "where": here()}
+                    file.write(json.dumps({**what, **found}) + "\n")
 
 
-def forget(only: list[str]) -> None:
-    gone = {item for group in groups(only) for item in group}
+def known(item: tuple[str, str], repeat: int) -> str | None:
+    """Where a measurement was made; None if it was not."""
+    return next((at["where"] for at in results() if (at["side"], at["workload"], at["repeat"]) == (*item, repeat)), None)
+
+
+def forget(gone: list[tuple[str, str]]) -> None:
     kept = [result for result in results() if (result["side"], result["workload"]) not in gone]
     RESULTS.write_text("".join(json.dumps(result) + "\n" for result in kept))
 
@@ -264,7 +273,7 @@ def report() -> None:
     found = lines()
     head = ["workload", "against", "FDG", "the other", "ratio", "goal", "met"]
     table = [head, ["---"] * len(head), *(line.cells() for line in found)]
-    where = f"{os.cpu_count()} CPUs ({processor()}), Python {platform.python_version()}, torch {version('torch')}"
+    where = " and ".join(dict.fromkeys(result["where"] for result in results()))
     text = (
         f"{BEGIN}\nFrames (or calls) per second, {where}; medians, with the largest distance of a repeat from it.\n\n"
     )
@@ -303,10 +312,12 @@ def draw(found: list[Line]) -> None:
     figure.savefig(PICTURE, dpi=130)
 
 
-def processor() -> str:
+def here() -> str:
+    """This machine."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    processor = names[0] if names else platform.machine()
+    return f"{os.cpu_count()} CPUs ({processor}), Python {platform.python_version()}, torch {version('torch')}"
 
 
 def version(package: str) -> str:
@@ -326,7 +337,7 @@ def main() -> None:
     given = parser.parse_args()
     only = [part for part in given.only.split(",") if part]
     if given.again:
-        forget(only)
+        forget([item for group in groups(only) for item in group])
     if not given.report:
         run(only, given.repeats, given.seconds, given.patience)
     report()

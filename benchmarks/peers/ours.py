@@ -124,19 +124,22 @@ def dqn_update_per_4_compiled(seconds: float) -> None:
 
 
 def ppo(seconds: float, **settings: Any) -> None:
-    """8 environments, collected by two workers."""
-    common: dict[str, Any] = dict(env="HalfCheetah-v5", actors=2, envs=4, steps=256)
-    common.update(update_epochs=10, num_minibatches=32, hidden_dim=64)
-    common.update(policy="single_learner_coarse", engine="process", workers=2)
+    common: dict[str, Any] = dict(env="HalfCheetah-v5", steps=256, update_epochs=10, num_minibatches=32, hidden_dim=64)
     answer(rate=run(PPO, Watch(seconds), **{**common, **settings}))
 
 
 def ppo_cheetah(seconds: float) -> None:
-    ppo(seconds)
+    ppo(seconds, envs=8)
 
 
 def ppo_cheetah_compiled(seconds: float) -> None:
-    ppo(seconds, loss="torchrl", compile_update=True)
+    ppo(seconds, envs=8, loss="torchrl", compile_update=True)
+
+
+def ppo_cheetah_workers(seconds: float) -> None:
+    """The same 8 environments, on two workers."""
+    workers: dict[str, Any] = dict(policy="single_learner_coarse", engine="process", actors=2, envs=4, workers=2)
+    ppo(seconds, loss="torchrl", compile_update=True, **workers)
 
 
 # collection -----------------------------------------------------------------------------------------------------------

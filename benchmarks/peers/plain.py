@@ -74,7 +74,7 @@ def reinforce_cartpole(seconds: float) -> None:
 
 
 def reinforce_ant(seconds: float) -> None:
-    reinforce_one_by_one("Ant-v5", (256, 256), 400, seconds)
+    reinforce_one_by_one("Ant-v5", (256, 256), 10, seconds)
 
 
 def random_ant(seconds: float) -> None:
