@@ -184,7 +184,9 @@ def run(only: list[str], repeats: int, seconds: float, patience: float) -> None:
 
 def known(item: tuple[str, str], repeat: int) -> str | None:
     """Where a measurement was made; None if it was not."""
-    return next((at["where"] for at in results() if (at["side"], at["workload"], at["repeat"]) == (*item, repeat)), None)
+    return next(
+        (at["where"] for at in results() if (at["side"], at["workload"], at["repeat"]) == (*item, repeat)), None
+    )
 
 
 def forget(gone: list[tuple[str, str]]) -> None:
