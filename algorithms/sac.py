@@ -47,6 +47,8 @@ class SACConfig(Config):
     """How far the target critics follow the critics after each gradient step."""
     hidden_dim: int = 256
     """Units in each of the two hidden layers."""
+    layer_norm: bool = False
+    """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     policy_frequency: int = 1
     """Gradient steps of the critics for each of the policy and the temperature."""
     alpha: float = 1.0
@@ -162,7 +164,7 @@ class SAC(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim)
+        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(SamplingActor(policy), SACLearner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:

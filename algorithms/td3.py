@@ -44,6 +44,8 @@ class TD3Config(Config):
     """How far the target networks follow the networks after each gradient step of the policy."""
     hidden_dim: int = 256
     """Units in each of the two hidden layers."""
+    layer_norm: bool = False
+    """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     policy_frequency: int = 2
     """Gradient steps of the critics for each of the policy."""
     exploration_noise: float = 0.1
@@ -67,8 +69,9 @@ class TD3Config(Config):
 class Critics(nn.Module):
     """Two networks for the value of an action, as one: their weights are stacked, each layer is one batched product."""
 
-    def __init__(self, inputs: int, hidden_dim: int) -> None:
+    def __init__(self, inputs: int, hidden_dim: int, layer_norm: bool = False) -> None:
         super().__init__()
+        self.layer_norm = layer_norm
         sizes = [inputs, hidden_dim, hidden_dim, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for size, following in pairwise(sizes):
@@ -78,21 +81,27 @@ class Critics(nn.Module):
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """The values [2, B] of actions."""
-        return values(observation, action, [*self.weights], [*self.biases])
+        return values(observation, action, [*self.weights], [*self.biases], self.layer_norm)
 
     def frozen(self, observation: torch.Tensor, action: torch.Tensor, networks: int = 2) -> torch.Tensor:
         """The values by so many of the networks, for the policy to learn from: gradients reach the action only."""
         weights, biases = ([part.detach()[:networks] for part in parts] for parts in (self.weights, self.biases))
-        return values(observation, action, weights, biases)
+        return values(observation, action, weights, biases, self.layer_norm)
 
 
 def values(
-    observation: torch.Tensor, action: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
+    observation: torch.Tensor,
+    action: torch.Tensor,
+    weights: list[torch.Tensor],
+    biases: list[torch.Tensor],
+    layer_norm: bool,
 ) -> torch.Tensor:
     """The values [networks, B] by networks whose weights are stacked."""
     x = torch.cat([observation, action], -1).expand(len(weights[0]), -1, -1)
     x = torch.baddbmm(biases[0], x, weights[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
+        if layer_norm:
+            x = nn.functional.layer_norm(x, x.shape[-1:])
         x = torch.baddbmm(bias, x.relu(), weight)
     return x.squeeze(-1)
 
@@ -209,7 +218,7 @@ class TD3(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim)
+        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(NoisyActor(policy, self.config.exploration_noise), TD3Learner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
