@@ -40,6 +40,8 @@ class TD3Config(Config):
     """Adam's step size."""
     gamma: float = 0.99
     """Discount of future rewards."""
+    n_step: int = 1
+    """Steps whose rewards are added up before the target critics' value."""
     tau: float = 0.005
     """How far the target networks follow the networks after each gradient step of the policy."""
     hidden_dim: int = 256
@@ -57,7 +59,7 @@ class TD3Config(Config):
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency")
+        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency", "n_step")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
         self.between(0, 1, "gamma", "tau")
 
@@ -191,18 +193,23 @@ class TD3Learner(Learner):
 
     @torch.no_grad()
     def target_value(self, batch: TensorDict) -> torch.Tensor:
-        """Reward and the discounted value of what follows: nothing where the episode terminated."""
+        """What the critics' values should be."""
         config, bounds, following = self.config, self.policy.bounds, batch["next"]
         noise = (torch.randn_like(batch["action"]) * config.policy_noise).clamp(-config.noise_clip, config.noise_clip)
         action = bounds.clip(self.target_policy(following["observation"]) + noise * bounds.scale)
-        value = self.target_critics(following["observation"], action).amin(0)
-        goes_on = ~following["terminated"].squeeze(-1)
-        return following["reward"].squeeze(-1) + config.gamma * value * goes_on
+        return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
         """The first critic's values of the policy's actions, to be raised."""
         observation = batch["observation"]
         return -self.critics.frozen(observation, self.policy(observation), networks=1).mean()
+
+
+def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Reward and the discounted value of what follows: nothing where the episode terminated."""
+    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
+    discount = gamma if steps is None else gamma ** steps.squeeze(-1)
+    return following["reward"].squeeze(-1) + discount * value * ~following["terminated"].squeeze(-1)
 
 
 def follow(target: nn.Module, network: nn.Module, tau: float) -> None:
@@ -222,7 +229,7 @@ class TD3(Trainer):
         return Agent(NoisyActor(policy, self.config.exploration_noise), TD3Learner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
-        return ReplayBuffer(self.config.buffer_size)
+        return ReplayBuffer(self.config.buffer_size, n_step=self.config.n_step, gamma=self.config.gamma)
 
     def train(self) -> None:
         updates = self.config.updates()

@@ -245,8 +245,24 @@ def test_critics_are_two_networks_of_their_own(layer_norm):
 
 
 @BOTH
-def test_normalised_critics_are_the_same_under_every_policy(trainer):
-    assert_policies_equal(trainer, ["single_learner_coarse"], env=THREE_STEPS, layer_norm=True, **SMALL)
+def test_rows_of_several_steps_are_discounted_by_their_number(trainer):
+    env = "Pendulum-v1"
+    ours, batch = learner(trainer, env, gamma=0.9), transitions(env)
+    following = batch["next"]
+    assert batch["next", "terminated"].any() and not batch["next", "terminated"].all()
+    torch.manual_seed(1)
+    value = (ours.target_value(batch) - following["reward"].squeeze(-1)) / 0.9
+    steps = batch["steps_to_next_obs"] = torch.arange(len(batch))[:, None] % 4 + 1
+    torch.manual_seed(1)
+    expected = following["reward"] + 0.9**steps * value[:, None]
+    assert torch.allclose(ours.target_value(batch), expected.squeeze(-1), atol=1e-5)
+    assert torch.equal(value == 0, following["terminated"].squeeze(-1))
+
+
+@BOTH
+def test_options_are_the_same_under_every_policy(trainer):
+    policies, options = ["single_learner_coarse", "sharded_replay"], dict(layer_norm=True, n_step=3)
+    assert_policies_equal(trainer, policies, env=THREE_STEPS, **options, **SMALL)
 
 
 # ---- updates
