@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fdg.config import Config
 
-_SAC = dict(iterations=1563, learning_starts=10_000, lr=3e-4)
-_STEPS: dict[str, Any] = dict(
-    envs=4, steps=8, iterations=3125, learning_starts=5000, batch_size=128, hidden_dim=128, layer_norm=True, n_step=3
+_THREE: dict[str, Any] = dict(
+    envs=4, steps=8, iterations=3125, learning_starts=5000, batch_size=128, hidden_dim=128, n_step=3, layer_norm=True
 )
-"""Hopper falls over early, and values have to travel back from there: on the seed tried, adding up the rewards of three steps
-learned more from as many frames than two gradient steps per frame did."""
+"""For SAC on Hopper and TD3 on HalfCheetah. On seed 11, returns rose sooner than with single steps and other step sizes or
+numbers of updates; which of the differences did it was not tried one by one. TD3 on Hopper rose sooner too, but ended at
+659, no better than its settings below."""
 TUNED: dict[tuple[str, str], dict[str, Any]] = {
-    ("sac", "HalfCheetah-v5"): dict(_SAC, learning_starts=5000),
-    ("sac", "Hopper-v5"): dict(_STEPS, policy_frequency=2),
-    ("td3", "HalfCheetah-v5"): dict(_STEPS, utd_ratio=2),
-    ("td3", "Hopper-v5"): _STEPS,
+    ("sac", "HalfCheetah-v5"): dict(iterations=1563, learning_starts=5000, lr=3e-4),
+    ("sac", "Hopper-v5"): dict(_THREE, policy_frequency=2),
+    ("td3", "HalfCheetah-v5"): dict(_THREE, utd_ratio=2),
+    ("td3", "Hopper-v5"): dict(envs=1, steps=16, iterations=6250, learning_starts=5000),
     ("a2c", "CartPole-v1"): dict(
         iterations=1000, envs=32, steps=16, lr=1e-3, ent_coef=0.01, norm_obs=True, norm_reward=True
     ),
