@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, step_mdp
-from fdg.algorithms.td3 import ActionBounds, Critics, follow
+from fdg.algorithms.td3 import ActionBounds, Critics, bootstrapped, follow
 from fdg.networks import MLP
 
 LOG_STD = (-20.0, 2.0)
@@ -43,10 +43,14 @@ class SACConfig(Config):
     """Adam's step size."""
     gamma: float = 0.99
     """Discount of future rewards."""
+    n_step: int = 1
+    """Steps whose rewards are added up before the target critics' value."""
     tau: float = 0.005
     """How far the target critics follow the critics after each gradient step."""
     hidden_dim: int = 256
     """Units in each of the two hidden layers."""
+    layer_norm: bool = False
+    """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     policy_frequency: int = 1
     """Gradient steps of the critics for each of the policy and the temperature."""
     alpha: float = 1.0
@@ -58,7 +62,7 @@ class SACConfig(Config):
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency")
+        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency", "n_step")
         self.at_least(0, "utd_ratio", "learning_starts", "lr")
         self.at_least(1e-8, "alpha")
         self.between(0, 1, "gamma", "tau")
@@ -137,12 +141,11 @@ class SACLearner(Learner):
 
     @torch.no_grad()
     def target_value(self, batch: TensorDict) -> torch.Tensor:
-        """Reward and the discounted value and entropy of what follows: nothing where the episode terminated."""
+        """What the critics' values should be: with the entropy of what follows."""
         following = batch["next"]
         action, log_prob = self.policy.sample(following["observation"])
         value = self.target_critics(following["observation"], action).amin(0) - self.log_alpha.exp() * log_prob
-        goes_on = ~following["terminated"].squeeze(-1)
-        return following["reward"].squeeze(-1) + self.config.gamma * value * goes_on
+        return bootstrapped(batch, value, self.config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         """Values and entropy, to be raised; and a temperature that rises while the entropy is below its target."""
@@ -162,11 +165,11 @@ class SAC(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim)
+        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(SamplingActor(policy), SACLearner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
-        return ReplayBuffer(self.config.buffer_size)
+        return ReplayBuffer(self.config.buffer_size, n_step=self.config.n_step, gamma=self.config.gamma)
 
     def train(self) -> None:
         updates = self.config.updates()

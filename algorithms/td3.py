@@ -40,10 +40,14 @@ class TD3Config(Config):
     """Adam's step size."""
     gamma: float = 0.99
     """Discount of future rewards."""
+    n_step: int = 1
+    """Steps whose rewards are added up before the target critics' value."""
     tau: float = 0.005
     """How far the target networks follow the networks after each gradient step of the policy."""
     hidden_dim: int = 256
     """Units in each of the two hidden layers."""
+    layer_norm: bool = False
+    """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     policy_frequency: int = 2
     """Gradient steps of the critics for each of the policy."""
     exploration_noise: float = 0.1
@@ -55,7 +59,7 @@ class TD3Config(Config):
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency")
+        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency", "n_step")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
         self.between(0, 1, "gamma", "tau")
 
@@ -67,8 +71,9 @@ class TD3Config(Config):
 class Critics(nn.Module):
     """Two networks for the value of an action, as one: their weights are stacked, each layer is one batched product."""
 
-    def __init__(self, inputs: int, hidden_dim: int) -> None:
+    def __init__(self, inputs: int, hidden_dim: int, layer_norm: bool = False) -> None:
         super().__init__()
+        self.layer_norm = layer_norm
         sizes = [inputs, hidden_dim, hidden_dim, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for size, following in pairwise(sizes):
@@ -78,21 +83,27 @@ class Critics(nn.Module):
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """The values [2, B] of actions."""
-        return values(observation, action, [*self.weights], [*self.biases])
+        return values(observation, action, [*self.weights], [*self.biases], self.layer_norm)
 
     def frozen(self, observation: torch.Tensor, action: torch.Tensor, networks: int = 2) -> torch.Tensor:
         """The values by so many of the networks, for the policy to learn from: gradients reach the action only."""
         weights, biases = ([part.detach()[:networks] for part in parts] for parts in (self.weights, self.biases))
-        return values(observation, action, weights, biases)
+        return values(observation, action, weights, biases, self.layer_norm)
 
 
 def values(
-    observation: torch.Tensor, action: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
+    observation: torch.Tensor,
+    action: torch.Tensor,
+    weights: list[torch.Tensor],
+    biases: list[torch.Tensor],
+    layer_norm: bool,
 ) -> torch.Tensor:
     """The values [networks, B] by networks whose weights are stacked."""
     x = torch.cat([observation, action], -1).expand(len(weights[0]), -1, -1)
     x = torch.baddbmm(biases[0], x, weights[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
+        if layer_norm:
+            x = nn.functional.layer_norm(x, x.shape[-1:])
         x = torch.baddbmm(bias, x.relu(), weight)
     return x.squeeze(-1)
 
@@ -182,18 +193,23 @@ class TD3Learner(Learner):
 
     @torch.no_grad()
     def target_value(self, batch: TensorDict) -> torch.Tensor:
-        """Reward and the discounted value of what follows: nothing where the episode terminated."""
+        """What the critics' values should be."""
         config, bounds, following = self.config, self.policy.bounds, batch["next"]
         noise = (torch.randn_like(batch["action"]) * config.policy_noise).clamp(-config.noise_clip, config.noise_clip)
         action = bounds.clip(self.target_policy(following["observation"]) + noise * bounds.scale)
-        value = self.target_critics(following["observation"], action).amin(0)
-        goes_on = ~following["terminated"].squeeze(-1)
-        return following["reward"].squeeze(-1) + config.gamma * value * goes_on
+        return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
         """The first critic's values of the policy's actions, to be raised."""
         observation = batch["observation"]
         return -self.critics.frozen(observation, self.policy(observation), networks=1).mean()
+
+
+def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Reward and the discounted value of what follows: nothing where the episode terminated."""
+    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
+    discount = gamma if steps is None else gamma ** steps.squeeze(-1)
+    return following["reward"].squeeze(-1) + discount * value * ~following["terminated"].squeeze(-1)
 
 
 def follow(target: nn.Module, network: nn.Module, tau: float) -> None:
@@ -209,11 +225,11 @@ class TD3(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim)
+        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(NoisyActor(policy, self.config.exploration_noise), TD3Learner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
-        return ReplayBuffer(self.config.buffer_size)
+        return ReplayBuffer(self.config.buffer_size, n_step=self.config.n_step, gamma=self.config.gamma)
 
     def train(self) -> None:
         updates = self.config.updates()

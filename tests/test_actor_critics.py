@@ -222,6 +222,49 @@ def test_the_policy_loss_leaves_the_critics_alone(trainer):
     assert all(parameter.grad.any() for parameter in ours.policy.parameters())
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_critics_are_two_networks_of_their_own(layer_norm):
+    torch.manual_seed(1)
+    critics = Critics(5, 16, layer_norm)
+    observation, action = torch.randn(32, 3), torch.randn(32, 2, requires_grad=True)
+    expected = []
+    for which in range(2):
+        layers = [nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 1)]
+        for layer, weight, bias in zip(layers, critics.weights, critics.biases, strict=True):
+            layer.weight.data.copy_(weight[which].T)
+            layer.bias.data.copy_(bias[which, 0])
+        norms = [nn.LayerNorm(16) if layer_norm else nn.Identity() for _ in range(2)]
+        first, second, last = layers
+        network = nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1], nn.ReLU(), last)
+        expected.append(network(torch.cat([observation, action], -1)).squeeze(-1))
+    assert torch.allclose(critics(observation, action), torch.stack(expected), atol=1e-6)
+    assert torch.allclose(critics.frozen(observation, action, networks=1), expected[0][None], atol=1e-6)
+    (mine,) = torch.autograd.grad(critics.frozen(observation, action).sum(), action)
+    (theirs,) = torch.autograd.grad(sum(expected).sum(), action)
+    assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+@BOTH
+def test_rows_of_several_steps_are_discounted_by_their_number(trainer):
+    env = "Pendulum-v1"
+    ours, batch = learner(trainer, env, gamma=0.9), transitions(env)
+    following = batch["next"]
+    assert batch["next", "terminated"].any() and not batch["next", "terminated"].all()
+    torch.manual_seed(1)
+    value = (ours.target_value(batch) - following["reward"].squeeze(-1)) / 0.9
+    steps = batch["steps_to_next_obs"] = torch.arange(len(batch))[:, None] % 4 + 1
+    torch.manual_seed(1)
+    expected = following["reward"] + 0.9**steps * value[:, None]
+    assert torch.allclose(ours.target_value(batch), expected.squeeze(-1), atol=1e-5)
+    assert torch.equal(value == 0, following["terminated"].squeeze(-1))
+
+
+@BOTH
+def test_options_are_the_same_under_every_policy(trainer):
+    policies, options = ["single_learner_coarse", "sharded_replay"], dict(layer_norm=True, n_step=3)
+    assert_policies_equal(trainer, policies, env=THREE_STEPS, **options, **SMALL)
+
+
 # ---- updates
 
 
