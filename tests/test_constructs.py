@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from reference import Namespace, copied, differences, mismatches, run_reference
@@ -1887,6 +1888,29 @@ class ReturnsWhatVaries(ToyTrainer):
             td = advance(self.msrl.env_step(self.msrl.agent_act(td)))
         self.msrl.log(0, 1.0)  # varying:
         return 5, int(td["observation"][:, 0].sum()), td["observation"][:, 0]
+
+
+@several
+class SchedulesOfNumbers(ToyTrainer):
+    """A schedule made of numbers is the same for all actors, however it is made."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        n = self.config.iterations
+        repeated, spread = [1] * n, [0, *[1] * 2]
+        array, tensor = np.linspace(0, 3, 4), torch.arange(3)
+        for i, shift in enumerate(repeated):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(i, self.msrl.agent_learn(td))
+        for shift in spread + [2] * 2:
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(shift, self.msrl.agent_learn(td))
+        for i, shift in enumerate(array):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(i, self.msrl.agent_learn(td))
+        for i, shift in zip(array.tolist(), tensor.tolist(), strict=False):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(int(i), self.msrl.agent_learn(td))
 
 
 @pytest.mark.parametrize("policy", ("local", *POLICIES))

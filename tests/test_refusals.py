@@ -703,6 +703,22 @@ WHOLE = {
         "self.msrl.gather(place)",
         actors=2,
     ),
+    "schedule of tensors that an actor may change": Refused(
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            for i, e in enumerate(torch.linspace(0, 1, 3)):
+                td = self.msrl.agent_act(td, e)
+                self.msrl.log(i, self.msrl.agent_learn(td))
+            schedule = torch.linspace(0, 1, 3)
+            for i, e in enumerate(schedule):
+                td = self.msrl.agent_act(td, e)
+                self.msrl.log(«i, self.msrl.agent_learn(td))
+        """,
+        "`i` is varying",
+        "float(e) or e.clone() in line",
+        actors=2,
+    ),
     "varying count of a loop around a global call": Refused(
         """
         def train(self):
