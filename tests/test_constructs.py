@@ -1890,6 +1890,32 @@ class ReturnsWhatVaries(ToyTrainer):
         return 5, int(td["observation"][:, 0].sum()), td["observation"][:, 0]
 
 
+class StateInADefault(ToyTrainer):
+    """A default that is changed is one object for all calls: it stays at the driver, whoever needs the result."""
+
+    def count(self, by, seen={"n": 0}):  # noqa: B006
+        seen["n"] += by
+        return seen["n"]
+
+    def train(self):
+        first = self.count(0)
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, self.count(1) - first)))
+            self.msrl.log(i, self.msrl.agent_learn(td), n=self.count(2) - first)
+
+
+def test_state_in_a_default_is_the_drivers() -> None:
+    check(StateInADefault)
+    config = ToyConfig(actors=2, envs=2)
+    expected = launch(StateInADefault, config, policy="local")
+    for workers in (1, 2):
+        seen = launch(
+            StateInADefault, config, policy="single_learner_fine", engine="process", workers=workers, notice=str
+        )
+        assert_results_equal(expected, seen, f"{workers} workers")
+
+
 @several
 class SchedulesOfNumbers(ToyTrainer):
     """A schedule made of numbers is the same for all actors, however it is made."""

@@ -680,6 +680,24 @@ WHOLE = {
         "`self.msrl` is set by the run",
         "another name",
     ),
+    "state on the trainer's class": Refused(
+        """
+        def train(self):
+            self.msrl.log(0, self.msrl.agent_learn(self.msrl.env_reset()))
+            «type(self).count = 1
+        """,
+        "`type(self).count` is set on the trainer's class",
+        "self.count, set in __init__",
+    ),
+    "state on the trainer's class, by __class__": Refused(
+        """
+        def train(self):
+            self.msrl.log(0, self.msrl.agent_learn(self.msrl.env_reset()))
+            «self.__class__.count = 1
+        """,
+        "`self.__class__.count` is set on the trainer's class",
+        "self.count, set in __init__",
+    ),
     "varying sample size": Refused(
         """
         def train(self):

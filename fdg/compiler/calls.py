@@ -127,6 +127,11 @@ class Calls(Expressions):
                 kinds[parameter] = value.kind if whole else "unknown"
         for parameter, kind in kinds.items():
             summary.found[parameter] = join_kinds(summary.found.get(parameter), kind)
+        for parameter in method.lasting_defaults - set(bound):
+            bound[parameter] = {f"global {method.name}({parameter})"}
+            if parameter in summary.mutated | summary.returns.roots:
+                self.effects.reads |= bound[parameter]
+                self.effects.pin(f"calls `{name}`, whose default for `{parameter}` is one object for all calls")
         effects = summary.effects
         self.effects.reads |= effects.reads
         self.effects.writes |= effects.writes

@@ -15,6 +15,7 @@ from fdg.compiler.bindings import target_names
 from fdg.compiler.ir import EVERYTHING
 from fdg.compiler.methods import Method, is_msrl, variable
 from fdg.compiler.names import Names
+from fdg.compiler.source import dotted
 from fdg.compiler.tree import code, subexpressions
 from fdg.compiler.values import DATA, Value, combine, element, join_kinds, objects
 
@@ -242,7 +243,31 @@ class Expressions(Names):
             self.analysis.learn_kind(name, value.kind)
             self.bind_variable(name, value)
         elif isinstance(target, (cst.Attribute, cst.Subscript)):
+            self.not_of_the_class(target)
             self.write_into(target, value)
+
+    def not_of_the_class(self, target: cst.Attribute | cst.Subscript) -> None:
+        """Refuse state in attributes of the trainer's class: fragments are classes of their own, derived from it."""
+        if not isinstance(target, cst.Attribute) or self.method.name == "__init__":
+            return
+        owner, name = target.value, target.attr.value
+        own = (
+            isinstance(owner, cst.Call)
+            and dotted(owner.func) == "type"
+            and any(self.is_self(a.value) for a in owner.args)
+        )
+        own |= isinstance(owner, cst.Attribute) and owner.attr.value == "__class__" and self.is_self(owner.value)
+        own |= (
+            isinstance(owner, cst.Name)
+            and not self.is_local(owner.value)
+            and any(owner.value == base.name and self.module is base.module for base in self.analysis.trainer.bases)
+        )
+        if own:
+            raise self.where(target).error(
+                f"`{code(target)}` is set on the trainer's class, and each fragment has a class of its own: they would not "
+                "see the same value",
+                f"self.{name}, set in __init__",
+            )
 
     def bind_name(self, name: str, value: Value) -> None:
         if self.inner and name in self.inner[-1]:
