@@ -177,14 +177,15 @@ class Expressions(Names):
         """What is known of the values that a loop over an expression gets."""
         value = self.expression(node)
         one = Value(element(value.kind), value.roots)
-        qualified = self.resolve(node.func) if isinstance(node, cst.Call) else None
-        if qualified not in ("builtins.enumerate", "builtins.zip") or any(arg.star for arg in node.args):
+        if not isinstance(node, cst.Call) or any(argument.star for argument in node.args):
             return one
+        qualified = self.resolve(node.func)
+        given = [argument.value for argument in node.args if argument.keyword is None]
         with self.uncounted():
             if qualified == "builtins.zip":
-                one.parts = tuple(self.part(argument.value) for argument in node.args if argument.keyword is None)
-            elif node.args and node.args[0].keyword is None:
-                one.parts = (Value("scalar"), self.part(node.args[0].value))
+                one.parts = tuple(map(self.part, given))
+            elif qualified == "builtins.enumerate" and given:
+                one.parts = (Value("scalar"), self.part(given[0]))
         return one
 
     # scopes of their own ---------------------------------------------------------------------------------------------
