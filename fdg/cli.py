@@ -160,6 +160,9 @@ def train(
     help: Help = False,
 ) -> None:
     """Train. Every field of the algorithm's config is a flag: fdg train dqn --help lists them."""
+    if resume is not None and algorithm is not None and algorithm.startswith("-"):  # a config flag, and no algorithm
+        ctx.args.insert(0, algorithm)
+        algorithm = None
     if algorithm is None and resume is not None and not help:
         algorithm = previous_flags(resume).get("algorithm")
         if algorithm is None:

@@ -23,7 +23,9 @@ Env = Annotated[str | None, typer.Option(metavar="ID", help="Gymnasium id, or an
 Seed = Annotated[str | None, typer.Option(metavar="S", help="Seed of every random stream.")]
 Actors = Annotated[str | None, typer.Option(metavar="A", help="Logical actors; part of the experiment.")]
 Envs = Annotated[str | None, typer.Option(metavar="E", help="Environments of each actor.")]
-Shards = Annotated[str | None, typer.Option(metavar="K", help="Shards of the replay buffer; part of the experiment.")]
+Shards = Annotated[
+    str | None, typer.Option(metavar="K", help="Owners of the replay rows; the result does not depend on it.")
+]
 Iterations = Annotated[str | None, typer.Option(metavar="N", help="Turns of the trainer's outer loop.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config; may be repeated.")

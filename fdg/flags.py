@@ -123,7 +123,8 @@ def parse_flags(cls: type[Config], tokens: list[str], known: Iterable[str] = ())
         if name is None and types.get(field_name(key.removeprefix("no-").removeprefix("no_"), types) or "") is bool:
             name, value, equals = field_name(key[3:], types), "false", "="
         if name is None:
-            flags = {flag(choice) for choice in (*types, TIMESTEPS)} | set(known)
+            aliases = [alias for alias in ALIASES if field_name(alias, types) is not None]
+            flags = {flag(choice) for choice in (*types, *aliases, TIMESTEPS)} | set(known)
             raise UsageError(f"no flag --{key} for this algorithm; {did_you_mean('--' + key, flags)}")
         if not equals:
             if types.get(name) is bool and not (waiting and waiting[0].lower() in TRUE + FALSE):

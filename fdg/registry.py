@@ -180,7 +180,7 @@ def find_algorithm(name: str) -> Target:
     classes = classes_in(tree)
     class_name = class_name or only_trainer(file, trainers_in(tree))
     if class_name not in classes:
-        raise no_class(file, class_name, classes)
+        raise no_class(file, class_name, descendants_in(tree) or classes)
     if lacks_train(class_name, classes):
         raise no_train(f"{file}:{classes[class_name].lineno}", class_name)
     bundled = next((target for target in algorithms() if Path(target.file) == file), None)
@@ -205,7 +205,14 @@ def only_trainer(file: Path, names: list[str]) -> str:
 
 
 def trainers_in(tree: ast.Module) -> list[str]:
-    """Names of the classes that descend from `Trainer` or from a bundled algorithm and that no other class extends."""
+    """Names of the trainers that no other class extends."""
+    classes, kin = classes_in(tree), descendants_in(tree)
+    extended = {base for name in kin for base in base_names(classes[name])}
+    return [name for name in kin if name not in extended]
+
+
+def descendants_in(tree: ast.Module) -> list[str]:
+    """Names of the classes that descend from `Trainer` or from a bundled algorithm."""
     classes = classes_in(tree)
     roots = {"Trainer"}
     for node in ast.walk(tree):
@@ -215,8 +222,7 @@ def trainers_in(tree: ast.Module) -> list[str]:
     kin: set[str] = set()
     for _ in classes:  # a base may stand anywhere in the file: repeat until nothing is added
         kin |= {name for name, node in classes.items() if set(base_names(node)) & (roots | kin)}
-    extended = {base for name in kin for base in base_names(classes[name])}
-    return [name for name in classes if name in kin and name not in extended]
+    return [name for name in classes if name in kin]
 
 
 def bundled_trainers(module: str) -> list[str]:

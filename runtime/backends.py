@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -196,6 +197,13 @@ class _Readable:
             self._recorder.load_state(state["data"], at)
 
 
+def _is_environments_own(error: Exception) -> bool:
+    """Whether an error was raised inside an environment, and not where Gymnasium or FDG use what it returned."""
+    users = ("/gymnasium/wrappers/", "/gymnasium/vector/", "/gymnasium/core.py", "/numpy/", "/functools.py")
+    below = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)[1:]]
+    return not all(any(part in file for part in users) for file in below)
+
+
 class SyncRows(_Readable):
     """Gymnasium's SyncVectorEnv, automatic resets disabled: environments in turn, in this process.
 
@@ -210,7 +218,7 @@ class SyncRows(_Readable):
         self.observation_space = self.vector.single_observation_space
         self.action_space = self.vector.single_action_space
         self._shape = (num_envs, *(self.observation_space.shape or ()))
-        self._watched = False
+        self._watched, self._id = False, env_id
 
     def _environments(self) -> list[Any]:
         return list(self.vector.envs)
@@ -220,7 +228,12 @@ class SyncRows(_Readable):
         if self._recorder is not None:
             for row, seed in enumerate(each):
                 self._recorder.resets(row, seed)
-        first = self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
+        try:
+            first = self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            if not _is_environments_own(error):
+                raise self._no_reset(error) from error
+            raise
         if not self._watched:
             self._watch(each)
         return first
@@ -245,7 +258,12 @@ class SyncRows(_Readable):
             for row in np.flatnonzero(ended).tolist():
                 if recorder is not None:
                     recorder.resets(row)
-                first[row] = self.vector.envs[row].reset()[0]
+                try:
+                    first[row] = self.vector.envs[row].reset()[0]
+                except (ValueError, TypeError) as error:
+                    if not _is_environments_own(error):
+                        raise self._no_reset(error) from error
+                    raise
         return final, first, reward, terminated, truncated
 
     def _advance(
@@ -255,9 +273,43 @@ class SyncRows(_Readable):
         count, envs = self._shape[0], self.vector.envs
         final, reward = np.zeros(self._shape, self.observation_space.dtype), np.zeros(count)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        for row in rows:
-            final[row], reward[row], terminated[row], truncated[row], _ = envs[row].step(actions[row])
+        seen: Any = None
+        try:
+            for row in rows:
+                seen = envs[row].step(actions[row])
+                final[row], reward[row], terminated[row], truncated[row], _ = seen
+        except (ValueError, TypeError) as error:
+            if not _is_environments_own(error):
+                raise self._no_step(seen, error) from error
+            raise
         return final, reward, terminated, truncated
+
+    def _no_step(self, seen: Any, error: Exception) -> UsageError:
+        """What is wrong with what `step` of an environment returned."""
+        write = "return observation, reward, terminated, truncated, info"
+        below = traceback.extract_tb(error.__traceback__)[1:]
+        if below or not isinstance(seen, tuple):  # a wrapper of Gymnasium's could not use it
+            return UsageError(f"{self._id}: step returned what cannot be used ({error}): {write} from it")
+        if len(seen) != 5:
+            old = ", as Gym's did before version 0.26" if len(seen) == 4 else ""
+            return UsageError(f"{self._id}: step returned {len(seen)} values{old}: {write} from it")
+        shape, wanted = list(np.shape(seen[0])), list(self._shape[1:])
+        if shape != wanted:
+            return UsageError(
+                f"{self._id}: step returned an observation of shape {shape}, and observation_space says {wanted}: make the "
+                "two the same"
+            )
+        return UsageError(
+            f"{self._id}: step returned {', '.join(type(part).__name__ for part in seen)} ({error}): {write} from it, a number and "
+            "two bools beside the observation"
+        )
+
+    def _no_reset(self, error: Exception) -> UsageError:
+        """What is wrong with `reset` of an environment, by how it failed."""
+        return UsageError(
+            f"{self._id}: reset cannot be used ({error}): write def reset(self, *, seed=None, options=None), and return "
+            f"observation, info from it, the observation of shape {list(self._shape[1:])} as observation_space says"
+        )
 
     def close(self) -> None:
         self.vector.close()

@@ -351,19 +351,27 @@ def _keys(td: TensorDictBase) -> str:
     return ", ".join(map(str, td.keys()))
 
 
+def _returning(env_id: str, what: str) -> str:
+    """What to write so that an environment comes in a wrapper."""
+    _, is_file, function = env_id.partition(".py:")
+    if is_file:
+        return f"return {what.format('env')} from `{function}`"
+    return f"write a FILE.py:make_env that returns {what.format(f'gymnasium.make({env_id!r})')}"
+
+
 def _check_spaces(spec: EnvSpec) -> None:
     from gymnasium.spaces import Box, Discrete
 
     if not isinstance(spec.observation_space, Box):
         raise UsageError(
-            f"{spec.id} observes {spec.observation_space}, only Box can be served: write a FILE.py:make_env that "
-            f"returns gymnasium.wrappers.FlattenObservation(gymnasium.make({spec.id!r}))"
+            f"{spec.id} observes {spec.observation_space}, only Box can be served: "
+            + _returning(spec.id, "gymnasium.wrappers.FlattenObservation({})")
         )
     action = spec.action_space
     if not isinstance(action, Discrete) and not (isinstance(action, Box) and action.dtype.kind == "f"):
         raise UsageError(
-            f"{spec.id} acts in {action}, only Discrete and Box of floats can be served: write a FILE.py:make_env that "
-            "returns it in a gymnasium.ActionWrapper"
+            f"{spec.id} acts in {action}, only Discrete and Box of floats can be served: "
+            + _returning(spec.id, "{} in a gymnasium.ActionWrapper")
         )
 
 

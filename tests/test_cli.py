@@ -530,6 +530,7 @@ def test_ctrl_c_twice_is_one_line_and_code_130(here):
         (["train", "folder/dqn"], "write FILE.py:CLASS"),
         (["train", "dqn", "--env", "cartpool"], "did you mean 'cartpole'?"),
         (["train", "dqn", "--iteratoins", "3"], "did you mean '--iterations'?"),
+        (["train", "dqn", "--learnig-rate", "3"], "did you mean '--learning-rate'?"),
         (["train", "dqn", "--set", "gama=1"], "did you mean 'gamma'?"),
         (["train", "dqn", "--set", "gamma"], "write --set gamma=VALUE"),
         (["train", "dqn", "--seed", "one"], "seed is 'one'; expected int"),
@@ -576,6 +577,11 @@ def test_bad_input_in_a_fresh_process():
         ("from fdg import Trainer\nclass B(Trainer): ...\nclass A(B): ...", "", "A has no method `train`"),
         ("class A:\n  def train(self): ...", "A", "A is no trainer; write: class A"),
         ("class Abc: ...", "Abd", "has no class 'Abd'; did you mean 'Abc'"),
+        (
+            "import fdg\nclass Net: ...\nclass A(fdg.Trainer): ...\nclass B(A): ...",
+            "Other",
+            r"has no class 'Other'; known: A, B$",
+        ),
         (
             "import fdg\nclass A(fdg.Trainer):\n def train(self): ...\nclass B(fdg.Trainer): ...",
             "",

@@ -135,6 +135,11 @@ def test_what_is_given_anew_is_named(here: Path) -> None:  # noqa: F811
     assert [row["iteration"] for row in rows(folder / "metrics.csv")] == ["0", "1", "2", "3"]
     config = json.loads((folder / "config.json").read_text())
     assert (config["iterations"], config["lr"], config["envs"]) == (4, 0.01, 4)
+    said = ran("train", "--resume", folder, "--learning-rate", "0.02", "--updates=3", "--iterations", "5")
+    assert said.startswith("resumed with iterations = 5 (was 4), updates = 3 (was ") and "lr = 0.02 (was 0.01)" in said
+    assert "no flag --updatse for this algorithm; did you mean '--updates'?" in refused(
+        "train", "--resume", folder, "--updatse", "3"
+    )
     message = "actors is 3, and the checkpoint was taken with actors = 2, which cannot change while a run goes on"
     assert message in refused("train", "dqn", "--resume", folder, "--actors", "3")
     assert "seed is 5, and" in refused("train", "dqn", "--resume", folder, "--seed", "5")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from reference import Namespace, copied, differences, mismatches, run_reference
@@ -1887,6 +1888,55 @@ class ReturnsWhatVaries(ToyTrainer):
             td = advance(self.msrl.env_step(self.msrl.agent_act(td)))
         self.msrl.log(0, 1.0)  # varying:
         return 5, int(td["observation"][:, 0].sum()), td["observation"][:, 0]
+
+
+class StateInADefault(ToyTrainer):
+    """A default that is changed is one object for all calls: it stays at the driver, whoever needs the result."""
+
+    def count(self, by, seen={"n": 0}):  # noqa: B006
+        seen["n"] += by
+        return seen["n"]
+
+    def train(self):
+        first = self.count(0)
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, self.count(1) - first)))
+            self.msrl.log(i, self.msrl.agent_learn(td), n=self.count(2) - first)
+
+
+def test_state_in_a_default_is_the_drivers() -> None:
+    check(StateInADefault)
+    config = ToyConfig(actors=2, envs=2)
+    expected = launch(StateInADefault, config, policy="local")
+    for workers in (1, 2):
+        seen = launch(
+            StateInADefault, config, policy="single_learner_fine", engine="process", workers=workers, notice=str
+        )
+        assert_results_equal(expected, seen, f"{workers} workers")
+
+
+@several
+class SchedulesOfNumbers(ToyTrainer):
+    """A schedule made of numbers is the same for all actors, however it is made."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        n = self.config.iterations
+        repeated, spread = [1] * n, [0, *[1] * 2]
+        array, tensor = np.linspace(0, 3, 4), torch.arange(3)
+        for i, shift in enumerate(repeated):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(i, self.msrl.agent_learn(td))
+        for shift in spread + [2] * 2:
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(shift, self.msrl.agent_learn(td))
+        for i, shift in enumerate(array):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(i, self.msrl.agent_learn(td))
+        for i, shift in zip(array.tolist(), tensor.tolist(), strict=False):
+            td = advance(self.msrl.env_step(self.msrl.agent_act(td, shift)))
+            self.msrl.log(int(i), self.msrl.agent_learn(td))
 
 
 @pytest.mark.parametrize("policy", ("local", *POLICIES))

@@ -155,6 +155,52 @@ def test_unserved_environments(function: str, words: str) -> None:
         three(function)
 
 
+def test_the_wrapper_goes_into_the_users_own_function() -> None:
+    with pytest.raises(UsageError, match=r"return gymnasium.wrappers.FlattenObservation\(env\) from `make_dict`"):
+        three("make_dict")
+    with pytest.raises(UsageError, match=r"FlattenObservation\(gymnasium.make\('Blackjack-v1'\)\)"):
+        make_env("Blackjack-v1", 1, seed=1)
+
+
+OBSERVATION = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((OBSERVATION, 1.0, False, {}), "make_env: step returned 4 values, as Gym's did before"),
+        ((OBSERVATION[:2], 1.0, False, False, {}), r"observation of shape \[2\], and observation_space says \[3\]"),
+        ((OBSERVATION, OBSERVATION, False, False, {}), "return observation, reward, terminated, truncated, info"),
+        (None, "return observation, reward, terminated, truncated, info"),
+    ],
+)
+def test_steps_that_return_something_else(returned: object, words: str) -> None:
+    env = three()
+    td = env.reset()
+    env._rows.vector.envs[1].step = lambda action: returned
+    with pytest.raises(UsageError, match=words):
+        env.step(with_action(td, 0, 0))
+
+
+def test_resets_that_return_something_else() -> None:
+    for reset in (lambda: (OBSERVATION, {}), lambda **_: OBSERVATION, lambda **_: (OBSERVATION[:2], {})):
+        env = three()
+        env._rows.vector.envs[1].reset = reset
+        with pytest.raises(UsageError, match=r"make_env: reset cannot be used .* of shape \[3\]"):
+            env.reset()
+
+
+def test_errors_of_an_environment_stay_its_own() -> None:
+    def step(action: int) -> None:
+        raise ValueError("the simulator is angry")
+
+    env = three()
+    td = env.reset()
+    env._rows.vector.envs[1].step = step
+    with pytest.raises(ValueError, match="the simulator is angry"):
+        env.step(with_action(td, 0, 0))
+
+
 def test_backends() -> None:
     assert backend_for("CartPole-v1") == "cartpole-vector"
     assert backend_for("Acrobot-v1") == backend_for("phys2d/CartPole-v1") == "sync"

@@ -680,6 +680,24 @@ WHOLE = {
         "`self.msrl` is set by the run",
         "another name",
     ),
+    "state on the trainer's class": Refused(
+        """
+        def train(self):
+            self.msrl.log(0, self.msrl.agent_learn(self.msrl.env_reset()))
+            «type(self).count = 1
+        """,
+        "`type(self).count` is set on the trainer's class",
+        "self.count, set in __init__",
+    ),
+    "state on the trainer's class, by __class__": Refused(
+        """
+        def train(self):
+            self.msrl.log(0, self.msrl.agent_learn(self.msrl.env_reset()))
+            «self.__class__.count = 1
+        """,
+        "`self.__class__.count` is set on the trainer's class",
+        "self.count, set in __init__",
+    ),
     "varying sample size": Refused(
         """
         def train(self):
@@ -701,6 +719,22 @@ WHOLE = {
         """,
         "`place` is varying",
         "self.msrl.gather(place)",
+        actors=2,
+    ),
+    "schedule of tensors that an actor may change": Refused(
+        """
+        def train(self):
+            td = self.msrl.env_reset()
+            for i, e in enumerate(torch.linspace(0, 1, 3)):
+                td = self.msrl.agent_act(td, e)
+                self.msrl.log(i, self.msrl.agent_learn(td))
+            schedule = torch.linspace(0, 1, 3)
+            for i, e in enumerate(schedule):
+                td = self.msrl.agent_act(td, e)
+                self.msrl.log(«i, self.msrl.agent_learn(td))
+        """,
+        "`i` is varying",
+        "float(e) or e.clone() in line",
         actors=2,
     ),
     "varying count of a loop around a global call": Refused(

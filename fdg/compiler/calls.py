@@ -20,7 +20,7 @@ from fdg.compiler.methods import Method, is_msrl, is_super, match_arguments, met
 from fdg.compiler.operations import OPERATIONS
 from fdg.compiler.source import Module, dotted, find_function, qualified_name
 from fdg.compiler.tree import code
-from fdg.compiler.values import Kind, Value, combine, element, join_kinds
+from fdg.compiler.values import DATA, Kind, Value, combine, element, join_kinds
 
 
 class Calls(Expressions):
@@ -127,6 +127,11 @@ class Calls(Expressions):
                 kinds[parameter] = value.kind if whole else "unknown"
         for parameter, kind in kinds.items():
             summary.found[parameter] = join_kinds(summary.found.get(parameter), kind)
+        for parameter in method.lasting_defaults - set(bound):
+            bound[parameter] = {f"global {method.name}({parameter})"}
+            if parameter in summary.mutated | summary.returns.roots:
+                self.effects.reads |= bound[parameter]
+                self.effects.pin(f"calls `{name}`, whose default for `{parameter}` is one object for all calls")
         effects = summary.effects
         self.effects.reads |= effects.reads
         self.effects.writes |= effects.writes
@@ -184,6 +189,10 @@ class Calls(Expressions):
         if purity.is_container(qualified):
             return Value(("container", element(total.kind) if total.kind is not None else None), total.roots)
         kind = "data" if qualified.startswith(("torch.", "numpy.", "tensordict.", "torchrl.", "fdg.")) else "unknown"
+        options = {argument.keyword.value for argument in node.args if argument.keyword is not None}
+        plain = not any(argument.star for argument in node.args) and not options & {"retstep", "ndmin"}
+        if plain and purity.is_vector(qualified, [value.kind for value in values]):
+            kind = "vector" if qualified.startswith("numpy.") else "tensor vector"
         return Value(kind, set() if purity.is_fresh(qualified) else total.roots)
 
     def check_getattr(self, node: cst.Call) -> None:
@@ -202,14 +211,17 @@ class Calls(Expressions):
             return Value(kind, value.roots | combine(self.arguments(node)).roots)
         if isinstance(kind, tuple) and (name in purity.CONTAINER_MUTATORS or name in purity.CONTAINER_READERS):
             return self.method_of_container(node, name, value)
-        if kind in ("data", "scalar"):
+        if kind in ("scalar", *DATA):
             given = combine(self.arguments(node)).roots
             if name in purity.DATA_READERS:
                 if any(argument.keyword is not None and argument.keyword.value == "inplace" for argument in node.args):
                     self.effects.mutates |= value.roots
                 if name in ("apply", "named_apply"):
                     self.effects.pin(f"calls `{code(function)}`, whose function is not known to be pure")
-                return Value(kind, set() if name in purity.DATA_FRESH else value.roots | given)
+                if name == "tolist" and kind in ("vector", "tensor vector"):
+                    return Value(("container", "scalar"))
+                kept = kind == "scalar" or name in purity.DATA_SAME_SHAPE
+                return Value(kind if kept else "data", set() if name in purity.DATA_FRESH else value.roots | given)
             if purity.changes_data(name):
                 self.effects.mutates |= value.roots
                 if given and value.roots:

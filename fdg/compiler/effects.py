@@ -24,7 +24,7 @@ from fdg.compiler.ir import EVERYTHING, Effects, Statement, is_attribute, walk
 from fdg.compiler.methods import Method
 from fdg.compiler.source import TrainerSource
 from fdg.compiler.tree import code, find, subexpressions
-from fdg.compiler.values import Value, annotated_kind, element, join_kinds, join_values
+from fdg.compiler.values import DATA, Value, annotated_kind, join_kinds, join_values
 
 
 def analyse(trainer: TrainerSource, actors: int) -> Analysis:
@@ -158,11 +158,11 @@ class Evaluator(Calls):
         if statement.kind in ("if", "while"):
             self.expression(parts["test"])
         elif statement.kind == "for":
-            value = self.expression(parts["iter"])
+            value = self.quiet(parts["iter"])
             # A loop over an iterator variable consumes it.
-            if value.kind not in ("scalar", "data") and not isinstance(value.kind, tuple):
+            if value.kind not in ("scalar", *DATA) and not isinstance(value.kind, tuple):
                 self.effects.mutates |= value.roots
-            self.bind(parts["target"], Value(element(value.kind), value.roots))
+            self.bind(parts["target"], self.part(parts["iter"]))
         elif statement.kind == "with":
             for item in parts["items"]:
                 self.context(item)

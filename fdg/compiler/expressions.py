@@ -15,8 +15,9 @@ from fdg.compiler.bindings import target_names
 from fdg.compiler.ir import EVERYTHING
 from fdg.compiler.methods import Method, is_msrl, variable
 from fdg.compiler.names import Names
+from fdg.compiler.source import dotted
 from fdg.compiler.tree import code, subexpressions
-from fdg.compiler.values import Value, combine, element, join_kinds, objects
+from fdg.compiler.values import DATA, Value, combine, element, join_kinds, objects
 
 
 class Expressions(Names):
@@ -88,7 +89,7 @@ class Expressions(Names):
         value = self.expression(node.value)
         if value.kind == "config" and node.attr.value != "config":
             return Value("scalar")
-        return Value(value.kind if value.kind in ("data", "scalar") else "unknown", value.roots)
+        return Value("data" if value.kind in DATA else value.kind if value.kind == "scalar" else "unknown", value.roots)
 
     def self_attribute(self, name: str, node: cst.CSTNode) -> Value:
         """An attribute of the trainer: a variable, or a method that is not called here."""
@@ -111,7 +112,8 @@ class Expressions(Names):
         self.subscripts(node)
         if isinstance(value.kind, tuple) and value.kind[0] == "defaultdict":
             self.effects.mutates |= value.roots  # looking a key up may insert it
-        kind = element(value.kind)
+        # A vector by None or a mask is no number: only what runs over one gets its parts.
+        kind = "data" if value.kind in DATA else element(value.kind)
         return Value(kind, value.roots if kind != "scalar" else set())
 
     def subscripts(self, node: cst.Subscript) -> None:
@@ -122,9 +124,13 @@ class Expressions(Names):
     # operators and displays ------------------------------------------------------------------------------------------
 
     def on_BinaryOperation(self, node: cst.BinaryOperation) -> Value:
-        value = combine([self.expression(node.left), self.expression(node.right)])
+        values = [self.expression(node.left), self.expression(node.right)]
+        if isinstance(node.operator, cst.Multiply):  # how often a container is repeated says nothing of its parts
+            repeated = [value for value in values if isinstance(value.kind, tuple)]
+            values = repeated if len(repeated) == 1 and "scalar" in [value.kind for value in values] else values
+        value = combine(values)
         # Adding, repeating and merging containers keeps their parts; other results are new.
-        keeps = isinstance(node.operator, (cst.Add, cst.Multiply, cst.BitOr)) and value.kind not in ("scalar", "data")
+        keeps = isinstance(node.operator, (cst.Add, cst.Multiply, cst.BitOr)) and value.kind not in ("scalar", *DATA)
         return value if keeps else Value(value.kind)
 
     def on_UnaryOperation(self, node: cst.UnaryOperation) -> Value:
@@ -149,10 +155,13 @@ class Expressions(Names):
         self.inner = inner
         return Value(value.kind, value.roots | {cst.ensure_type(node.target, cst.Name).value})
 
-    def on_Tuple(self, node: cst.CSTNode) -> Value:
+    def on_Tuple(self, node: Any) -> Value:
         """A tuple, list, set or dict that is written out."""
-        values = [self.expression(part) for part in subexpressions(node)]
-        plain = isinstance(node, cst.Tuple) and not any(isinstance(item, cst.StarredElement) for item in node.elements)
+        starred = {
+            item.value for item in node.elements if isinstance(item, (cst.StarredElement, cst.StarredDictElement))
+        }
+        values = [self.part(part) if part in starred else self.expression(part) for part in subexpressions(node)]
+        plain = isinstance(node, cst.Tuple) and not starred
         return Value(("container", combine(values).kind), objects(values), tuple(values) if plain else None)
 
     on_List = on_Set = on_Dict = on_Tuple
@@ -163,6 +172,21 @@ class Expressions(Names):
         return Value("scalar")
 
     on_ConcatenatedString = on_FormattedString
+
+    def part(self, node: cst.BaseExpression) -> Value:
+        """What is known of the values that a loop over an expression gets."""
+        value = self.expression(node)
+        one = Value(element(value.kind), value.roots)
+        if not isinstance(node, cst.Call) or any(argument.star for argument in node.args):
+            return one
+        qualified = self.resolve(node.func)
+        given = [argument.value for argument in node.args if argument.keyword is None]
+        with self.uncounted():
+            if qualified == "builtins.zip":
+                one.parts = tuple(map(self.part, given))
+            elif qualified == "builtins.enumerate" and given:
+                one.parts = (Value("scalar"), self.part(given[0]))
+        return one
 
     # scopes of their own ---------------------------------------------------------------------------------------------
 
@@ -182,11 +206,11 @@ class Expressions(Names):
         """A comprehension of any sort, or a generator."""
         part = node.for_in
         while part is not None:
-            value = self.expression(part.iter)
+            value = self.part(part.iter)
             if part is node.for_in:  # only what the first loop runs over is evaluated outside
                 self.inner.append({})
             self.inner[-1].update((name, Value(None)) for name in target_names(part.target))
-            self.bind(part.target, Value(element(value.kind), value.roots))
+            self.bind(part.target, value)
             for condition in part.ifs:
                 self.optional(condition.test)
             part = part.inner_for_in
@@ -220,7 +244,31 @@ class Expressions(Names):
             self.analysis.learn_kind(name, value.kind)
             self.bind_variable(name, value)
         elif isinstance(target, (cst.Attribute, cst.Subscript)):
+            self.not_of_the_class(target)
             self.write_into(target, value)
+
+    def not_of_the_class(self, target: cst.Attribute | cst.Subscript) -> None:
+        """Refuse state in attributes of the trainer's class: fragments are classes of their own, derived from it."""
+        if not isinstance(target, cst.Attribute) or self.method.name == "__init__":
+            return
+        owner, name = target.value, target.attr.value
+        own = (
+            isinstance(owner, cst.Call)
+            and dotted(owner.func) == "type"
+            and any(self.is_self(a.value) for a in owner.args)
+        )
+        own |= isinstance(owner, cst.Attribute) and owner.attr.value == "__class__" and self.is_self(owner.value)
+        own |= (
+            isinstance(owner, cst.Name)
+            and not self.is_local(owner.value)
+            and any(owner.value == base.name and self.module is base.module for base in self.analysis.trainer.bases)
+        )
+        if own:
+            raise self.where(target).error(
+                f"`{code(target)}` is set on the trainer's class, and each fragment has a class of its own: they would not "
+                "see the same value",
+                f"self.{name}, set in __init__",
+            )
 
     def bind_name(self, name: str, value: Value) -> None:
         if self.inner and name in self.inner[-1]:

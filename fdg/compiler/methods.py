@@ -81,6 +81,14 @@ class Method:
         """Names that the body binds, as it is when first asked."""
         return bound_names(self.body)
 
+    @cached_property
+    def lasting_defaults(self) -> set[str]:
+        """Parameters whose default may be an object that can be changed, and so keeps what one call did for the next."""
+        params = self.node.params
+        given = (*params.posonly_params, *params.params, *params.kwonly_params)
+        plain = (cst.BaseNumber, cst.BaseString, cst.UnaryOperation, cst.Name, cst.Attribute)
+        return {item.name.value for item in given if item.default is not None and not isinstance(item.default, plain)}
+
     def origin(self, node: cst.CSTNode) -> Origin:
         return self.owner.module.origin(node)
 

@@ -6,7 +6,7 @@ lists err on the side of the driver: what is missing costs a round trip, never a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 # Results that may hold, or be views of, their arguments.
 _BUILTINS_ALIASING = """dict enumerate filter frozenset getattr iter list map max min next reversed set slice sorted sum
@@ -78,7 +78,7 @@ GRAD_CONTEXTS = {
 }
 """Contexts that a region enters again in its fragment; every other context stays at the driver."""
 
-_FRESH = """stack cat concatenate zeros ones full arange linspace tensor clone mean sum where zeros_like ones_like max min
+_FRESH = """stack cat concatenate zeros ones full arange linspace logspace geomspace tensor clone mean sum where zeros_like ones_like max min
 argmax argmin exp log sqrt abs prod cumsum cumprod add sub mul div matmul softmax log_softmax sigmoid tanh relu clamp
 clip deepcopy std var maximum minimum array norm dot outer logical_and logical_or logical_not isnan allclose equal eye
 sort argsort floor ceil sin cos tan pow""".split()
@@ -107,6 +107,10 @@ _DRAWS_IN_PLACE = "uniform_ normal_ random_ exponential_ cauchy_ log_normal_ geo
 DATA_FRESH = frozenset(
     "all any mean sum std var max min amax amin argmax argmin item tolist clone exp log sqrt abs prod norm dot matmul "
     "cumsum cumprod float int bool size dim numel is_contiguous nonzero softmax log_softmax sigmoid tanh clamp".split()
+)
+
+DATA_SAME_SHAPE = frozenset(
+    "clone copy detach cpu float double exp log sqrt abs cumsum cumprod round tanh sigmoid".split()
 )
 
 READERS = (DATA_READERS | frozenset(CONTAINER_READERS)) - {"apply", "named_apply", "type", "format"}
@@ -158,6 +162,22 @@ def is_fresh(qualified: str) -> bool:
     if qualified.startswith(("math.", "cmath.", "statistics.")):
         return True
     return last in _FRESH
+
+
+def is_vector(qualified: str, kinds: list[Any]) -> bool:
+    """Whether a pure call makes an array or a tensor with one dimension, by what it is given.
+
+    >>> is_vector("numpy.linspace", ["scalar"] * 3), is_vector("torch.tensor", [("container", "scalar")])
+    (True, True)
+    >>> is_vector("numpy.linspace", ["data", "data"]), is_vector("torch.tensor", [("container", "data")])
+    (False, False)
+    """
+    library, _, last = qualified.rpartition(".")
+    if library not in ("numpy", "torch"):
+        return False
+    if last in ("linspace", "logspace", "geomspace", "arange"):
+        return len(kinds) <= 4 and all(kind in ("scalar", "function", None) for kind in kinds)
+    return last in ("array", "tensor") and kinds[:1] == [("container", "scalar")]
 
 
 def is_scalar(qualified: str) -> bool:

@@ -3,6 +3,8 @@
 kind                    what the value is
 scalar                  a number, a string, None: nothing that can be changed in place
 data                    a tensor, an array, a TensorDict
+vector                  an array of NumPy's with one dimension: its parts are numbers
+tensor vector           a tensor with one dimension: its parts are tensors, that share its memory
 config                  the trainer's config, whose fields are scalars
 function                a function, a class, a module
 ("container", part)     one of Python's containers; `part` is the kind of what is in it
@@ -23,6 +25,8 @@ from fdg.compiler.source import dotted
 
 Kind = Any
 
+DATA = ("data", "vector", "tensor vector")
+
 
 def join_kinds(left: Kind, right: Kind) -> Kind:
     if left == right or right is None:
@@ -31,14 +35,17 @@ def join_kinds(left: Kind, right: Kind) -> Kind:
         return right
     if isinstance(left, tuple) and isinstance(right, tuple):
         return (left[0] if left[0] == right[0] else "container", join_kinds(left[1], right[1]))
-    return "data" if {left, right} == {"scalar", "data"} else "unknown"
+    if left not in ("scalar", *DATA) or right not in ("scalar", *DATA):
+        return "unknown"
+    return right if left == "scalar" else left if right == "scalar" else "data"
 
 
 def element(kind: Kind) -> Kind:
     """The kind of a part of a value."""
     if isinstance(kind, tuple):
         return kind[1]
-    return {"data": "data", "scalar": "scalar", "config": "scalar"}.get(kind, "unknown")
+    parts = {"data": "data", "tensor vector": "data", "vector": "scalar", "scalar": "scalar", "config": "scalar"}
+    return parts.get(kind, "unknown")
 
 
 def annotated_kind(annotation: cst.Annotation | None) -> Kind:

@@ -30,6 +30,8 @@ class Cause:
     """The variable it stems from: (method, name); None where a component call made it."""
     direct: bool = True
     """Whether the line names the variable; else it changes the object under another name."""
+    given: str = ""
+    """The name under which a component call gets it, where that call may change it."""
 
 
 @dataclass
@@ -128,7 +130,16 @@ class Typing:
         for name in names:
             known, direct = self.causes.get(self.key(name)), name in direct_names
             if known is None or (direct and not known.direct):
-                self.causes[self.key(name)] = Cause(origin, self.source(reads - {name}, state), direct)
+                given = self.given(name, statement, state)
+                self.causes[self.key(name)] = Cause(origin, self.source(reads - {name}, state), direct, given)
+
+    def given(self, name: str, statement: Statement, state: set[str]) -> str:
+        """The name under which a component call gets a global object that it may change; else nothing."""
+        head = statement.head
+        if not head.calls or name in head.writes or name not in head.mutates:
+            return ""
+        names = self.method.summary.aliases.classes({name}) & head.reads & head.mutates - state
+        return name if name in names else min(names, default="")
 
     def chain(self, name: str) -> list[str]:
         """The steps that made a variable varying, the last one first."""
@@ -153,7 +164,24 @@ class Typing:
             key = self.causes[key].source
         return key
 
+    def not_to_change(self, name: str) -> str:
+        """What to write where a variable is varying only because a component may change it; else nothing."""
+        key: tuple[tuple[str, str], str] | None = self.key(name)
+        seen = set()
+        while key in self.causes and key not in seen:
+            seen.add(key)
+            cause = self.causes[key]
+            if cause.given:
+                return (
+                    f"float({cause.given}) or {cause.given}.clone() in line {cause.origin.line}: an actor may change in "
+                    f"place what it is given, so that `{key[1]}` would be each actor's own from there on"
+                )
+            key = cause.source
+        return ""
+
     def hint(self, name: str, lines: list[str]) -> str:
+        if instead := self.not_to_change(name):
+            return instead
         told = f"self.msrl.gather({name}), or mean, sum, all, any"
         if any("len(" in line for line in lines):
             told += "; the length of a varying list is varying too: self.msrl.all(len(x) == n)"
@@ -212,6 +240,9 @@ class Typing:
                     )
 
     def way_out(self, statement: Statement) -> str:
+        found = self.source(statement.head.reads, statement.parts["in"])
+        if found is not None and (instead := self.not_to_change(found[1])):
+            return instead
         if statement.kind == "for" and self.is_varying(statement.head.reads, statement.parts["in"]):
             return (
                 "a loop that is the same for all actors: `for n in range(…):` up to a global number, with x[n] in it; the "
