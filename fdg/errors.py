@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib.util
 import os
-import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
@@ -80,20 +79,12 @@ MANY = 20
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """The sentence that follows an unknown name: the nearest valid one, and all of them if they are few.
 
-    Of `agent_step` the first word is right: names that begin with it are nearer than `env_step`.
-
     >>> did_you_mean("dqm", ["dqn", "reinforce"])
     "did you mean 'dqn'? (known: dqn, reinforce)"
-    >>> did_you_mean("agent_step", ["env_step", "agent_act"])
-    "did you mean 'agent_act'? (known: agent_act, env_step)"
     """
     known = sorted(choices)
     words = {choice.lower().lstrip("-"): choice for choice in known}  # dashes make all flags alike
-    wanted = name.lower().lstrip("-")
-    first = re.match(r"[^_-]+[_-]", wanted)
-    alike = [word for word in words if first is not None and word.startswith(first.group())]
-    near = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(wanted, words, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower().lstrip("-"), words, n=1, cutoff=0.5)
     listing = f"known: {', '.join(known)}"
     if not near:
         return listing
