@@ -334,3 +334,10 @@ def test_memory_stays_flat() -> None:
     first, last = seen[4], seen[-1]
     for pid, pages in last.items():
         assert pages <= first[pid] * 1.03 + 512, f"process {pid} grew from {first[pid]} to {pages} pages"
+
+
+def test_workers_with_several_threads_each() -> None:
+    settings = dict(env="HalfCheetah-v5", envs=2, actors=2, episodes_per_iter=4, iterations=1, tuned=False, threads=2)
+    expected = launch(REINFORCE, policy="local", **settings)
+    seen = launch(REINFORCE, policy="single_learner_coarse", engine="process", workers=2, **settings)
+    assert seen.params_sha256 == expected.params_sha256
