@@ -132,6 +132,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_lent: set[int] = set()
+
+
+def lend(cpus: set[int]) -> None:
+    """Let this process use CPUs of other workers while those are idle."""
+    _lent.clear()
+    _lent.update(cpus)
+
+
+def lent() -> set[int]:
+    """CPUs of other workers, to be used only while they are idle."""
+    return _lent
+
+
 def size(count: float) -> str:
     """Bytes in few characters.
 

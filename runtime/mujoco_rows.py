@@ -1,9 +1,13 @@
 """MuJoCo's locomotion tasks, stepped without Gymnasium's Python around each simulation.
 
 `MujocoRows` keeps Gymnasium's environments: they are made, seeded, reset and saved as ever. Only a step goes another way.
-MuJoCo advances each row's simulation, on all CPUs that this process may use (it lets go of Python's lock meanwhile).
-Then observations, rewards and ends of all rows are computed at once, from Gymnasium's settings, by the same operations
-in the same order. So every bit is what `env.step` would have given, however many threads there are; the tests compare.
+MuJoCo advances each row's simulation, on all CPUs that this process may use (it lets go of Python's lock meanwhile), with
+one model for all rows, which stays in the cache. Then observations, rewards and ends of all rows are computed at once, from
+Gymnasium's settings, by the same operations in the same order. So every bit is what `env.step` would have given, however
+many threads there are; the tests compare.
+
+Helper threads work only where a CPU is idle. A worker with a CPU of its own has one too: when another worker has finished
+its episodes, or waits, the helper works on that one's CPU.
 
     rows                  `sync`     here, 1 CPU    here, 2 CPUs
     64 HalfCheetah-v5     22 k       29 k           50 k frames/s
@@ -11,21 +15,21 @@ in the same order. So every bit is what `env.step` would have given, however man
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg.capacity import cores
+from fdg.capacity import cores, lent
 from fdg.runtime.backends import SyncRows
 
 ENOUGH = 80e-6
 """Seconds of work for a thread; with less to do, waking it takes longer than it saves."""
-PERIOD, TRIAL = 256, 6
-"""Of so many steps, how many are taken without helpers and with them, to learn whether they pay: not on a busy machine."""
 
 
 class Task(NamedTuple):
@@ -74,6 +78,22 @@ TASKS = {
 }
 
 
+class Job:
+    """Rows of one step, of which each thread takes the next that nobody has."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows, self.count = iter(rows), len(rows)
+        self.finished: list[int] = []
+        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
+        """From each helper, when it found no more rows: what it raised."""
+
+    def wait(self) -> None:
+        """Until every row is finished. A helper that comes when all are taken is not waited for."""
+        while len(self.finished) < self.count:
+            if (error := self.done.get()) is not None:
+                raise error
+
+
 class MujocoRows(SyncRows):
     """Rows of one of `TASKS`."""
 
@@ -87,16 +107,17 @@ class MujocoRows(SyncRows):
         self._step, self._forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
         inner: list[Any] = [env.unwrapped for env in self.vector.envs]
         self.one = inner[0]
-        self._simulations = [(env.model, env.data) for env in inner]
+        for env in inner:
+            env.model = self.one.model
+        self._simulations = [env.data for env in inner]
         self._views = [self._view(env.data) for env in inner]
         model = self.one.model
         self._qpos, self._qvel = np.zeros((num_envs, model.nq)), np.zeros((num_envs, model.nv))
         self._path = np.zeros((2, num_envs))
         self._contacts = np.zeros((num_envs, model.nbody, 6)) if self.task.contacts else None
         self._helpers: list[threading.Thread] = []
-        self._steps, self._seconds = 0, [0.0, 0.0]  # for a row without helpers, with them, in the last trial
-        self._work: SimpleQueue[Any] = SimpleQueue()
-        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._seconds = 0.0  # for a row, as last measured
+        self._work: SimpleQueue[Job | None] = SimpleQueue()
 
     def _view(self, data: Any) -> tuple[Any, ...]:
         """The memory of a row's simulation. The distance covered is that of the first joint, or of the torso as of the last
@@ -148,53 +169,51 @@ class MujocoRows(SyncRows):
             limit._elapsed_steps += 1
             truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
 
-    def _run_timed(self, which: Sequence[int]) -> None:
-        """Each thread takes the next row that nobody has; so many threads as were seen to pay."""
-        if not which:
+    def _run_timed(self, rows: Sequence[int]) -> None:
+        if not rows:
             return
-        rows, trial = iter(which), self._steps % PERIOD // TRIAL
-        first, self._steps = self._steps % PERIOD % TRIAL == 0, self._steps + 1
-        helpers = min(cores(), int(len(which) * self._seconds[0] / ENOUGH)) - 1
-        start = perf_counter()
-        if helpers > 0 and (trial == 1 or (trial > 1 and self._seconds[1] < self._seconds[0])):
-            self._share(helpers, rows)
-        else:
-            self._run(rows)
-        if trial < 2:
-            taken = (perf_counter() - start) / len(which)
-            self._seconds[trial] = taken if first else min(taken, self._seconds[trial])
+        job = Job(rows)
+        for _ in range(self._helpers_for(len(rows))):
+            self._work.put(job)
+        start, own = perf_counter(), self._run(job)
+        if own:
+            self._seconds = (perf_counter() - start) / own
+        job.wait()
 
-    def _share(self, helpers: int, rows: Iterator[int]) -> None:
+    def _helpers_for(self, rows: int) -> int:
+        """How many helpers have enough to do; they are there when this returns."""
+        count = min(max(cores(), 2 if lent() else 1), int(rows * self._seconds / ENOUGH)) - 1
         if self._helpers and not self._helpers[0].is_alive():  # in a forked process none is
             self._helpers = []
-        while len(self._helpers) < helpers:
+        while len(self._helpers) < count:
             self._helpers.append(threading.Thread(target=self._help, daemon=True))
             self._helpers[-1].start()
-        for _ in range(helpers):
-            self._work.put(rows)
-        try:
-            self._run(rows)
-        finally:
-            errors = [error for _ in range(helpers) if (error := self._done.get()) is not None]
-        if errors:
-            raise errors[0]
+        return count
 
-    def _run(self, rows: Iterator[int]) -> None:
-        simulations, step, frames = self._simulations, self._step, self.one.frame_skip
-        forces = self._forces if self.task.contacts else None
-        for row in rows:
-            model, data = simulations[row]
-            step(model, data, frames)
+    def _run(self, job: Job) -> int:
+        """Advance rows that nobody has taken, until there are none; how many these were."""
+        simulations, model, step, frames = self._simulations, self.one.model, self._step, self.one.frame_skip
+        forces, count = self._forces if self.task.contacts else None, 0
+        for row in job.rows:
+            step(model, simulations[row], frames)
             if forces is not None:
-                forces(model, data)
+                forces(model, simulations[row])
+            job.finished.append(row)
+            count += 1
+        return count
 
     def _help(self) -> None:
-        while (work := self._work.get()) is not None:
+        """Only where a CPU has nothing else to do: a helper that is not let run has taken no row, and nobody waits for it."""
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setaffinity(0, os.sched_getaffinity(0) | lent())
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        while (job := self._work.get()) is not None:
+            error = None
             try:
-                self._run(work)
-                self._done.put(None)
-            except BaseException as error:
-                self._done.put(error)
+                self._run(job)
+            except BaseException as raised:
+                error = raised
+            job.done.put(error)
 
     def close(self) -> None:
         for _ in self._helpers:

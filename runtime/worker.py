@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase
 
+from fdg.capacity import lend
 from fdg.errors import RunError
 from fdg.msrl import sample_work
 from fdg.runtime import trace
@@ -91,9 +92,11 @@ class Worker:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def pin(self, cpus: set[int]) -> None:
-        """Stay on some CPUs."""
+        """Stay on some CPUs, and leave those of the others to them while they work."""
         with contextlib.suppress(OSError):
+            others = os.sched_getaffinity(0) - cpus
             os.sched_setaffinity(0, cpus)
+            lend(others)
 
     def start(
         self, parts: Parts, keys: list[InstanceKey], board: bool, threads: int, seat: Seat | None = None

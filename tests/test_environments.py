@@ -370,7 +370,6 @@ def test_native_cartpole_moves_as_gymnasium_does(envs: int) -> None:
 @pytest.mark.parametrize("cpus", [1, 2])
 def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 3)  # alone, then with helpers
     monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)  # however fast the machine is
     assert backend_for(env_id) == "mujoco"
     ours, theirs = (make_rows(env_id, 8, backend) for backend in ("mujoco", "sync"))
@@ -405,7 +404,6 @@ def test_environments_without_a_stream_leave_the_global_generators_alone(env_id:
 
 def test_an_error_in_a_helping_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.TRIAL", 1)
     monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
     rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
     rows.reset(list(range(8)))
