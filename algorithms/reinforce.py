@@ -81,9 +81,18 @@ class PolicyActor(Actor):
         self.policy = policy
 
     def act(self, td: TensorDict) -> TensorDict:
-        output, log_std = fast(self.policy.network, td["observation"]), self.policy.log_std
-        td["action"] = sample_categorical(output) if log_std is None else sample_normal(output, log_std.exp())
+        """For all environments; or, when most of them are not to move, for the others."""
+        observation, moves = td["observation"], td.get("_step", None)
+        if moves is None or 2 * int(moves.sum()) >= len(moves):
+            td["action"] = self.sample(observation)
+        else:
+            action = self.sample(observation[moves])
+            td["action"] = action.new_zeros(len(moves), *action.shape[1:]).index_put((moves,), action)
         return td
+
+    def sample(self, observation: torch.Tensor) -> torch.Tensor:
+        output, log_std = fast(self.policy.network, observation), self.policy.log_std
+        return sample_categorical(output) if log_std is None else sample_normal(output, log_std.exp())
 
     def evaluate(self, td: TensorDict) -> TensorDict:
         output = fast(self.policy.network, td["observation"])
@@ -128,8 +137,8 @@ class REINFORCE(Trainer):
             counts, left = first_episodes(self.config)
             steps, counted = [], []
             while counts.any():
-                td = self.msrl.agent_act(td)
                 td["_step"] = counts
+                td = self.msrl.agent_act(td)
                 td = self.msrl.env_step(td)
                 steps.append(td)
                 counted.append(counts)

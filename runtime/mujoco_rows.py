@@ -128,11 +128,23 @@ class MujocoRows(SyncRows):
     def _advance(
         self, actions: np.ndarray, rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        task, one, count = self.task, self.one, len(self._simulations)
-        truncated, moved = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        moved[rows] = True
+        count = len(self._simulations)
+        if len(rows) == count:
+            return self._advance_all(actions, rows)
+        moved = self._advance_all(actions[rows], rows)
+        full = [np.zeros((count, *part.shape[1:]), part.dtype) for part in moved]
+        for everywhere, part in zip(full, moved, strict=True):
+            everywhere[rows] = part
+        return full[0], full[1], full[2], full[3]
+
+    def _advance_all(
+        self, actions: np.ndarray, rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What comes of an action for each of some rows."""
+        task, one, count = self.task, self.one, len(rows)
+        truncated = np.zeros(count, np.bool_)
         self._simulate(rows, actions, truncated)
-        qpos, qvel, contacts, (before, after) = self._qpos, self._qvel, self._contacts, self._path
+        qpos, qvel, (before, after) = self._qpos[:count], self._qvel[:count], self._path[:, :count]
         reward = after - before
         reward /= one.dt
         reward *= one._forward_reward_weight
@@ -141,13 +153,13 @@ class MujocoRows(SyncRows):
             healthy = task.healthy(one, qpos, qvel)
             reward += healthy * one._healthy_reward
             if one._terminate_when_unhealthy:
-                terminated = moved & ~healthy
+                terminated = ~healthy
         cost = one._ctrl_cost_weight * np.square(actions).sum(1)
         parts = [qpos[:, task.skipped :], _clipped(qvel, -10, 10) if task.clipped else qvel]
-        if contacts is not None:
-            contacts = _clipped(contacts, *one._contact_force_range)
-            parts.append(contacts[:, 1:].reshape(count, -1))
-            cost = cost + one._contact_cost_weight * np.square(contacts).reshape(count, -1).sum(1)
+        if self._contacts is not None:
+            forces = _clipped(self._contacts[:count], *one._contact_force_range).reshape(count, self._contacts[0].size)
+            parts.append(forces[:, 6:])  # without the world's own
+            cost = cost + one._contact_cost_weight * np.square(forces).sum(1)
         reward -= cost
         return np.concatenate(parts, axis=1), reward, terminated, truncated
 
@@ -156,18 +168,18 @@ class MujocoRows(SyncRows):
         for its lock, and sleeping takes longer than a row."""
         all_qpos, all_qvel, contacts, views = self._qpos, self._qvel, self._contacts, self._views
         before, after = self._path
-        for row in rows:
+        for at, row in enumerate(rows):
             control, place, _, _, _ = views[row]
-            control[:], before[row] = actions[row], place[0]
+            control[:], before[at] = actions[at], place[0]
         self._run_timed(rows)
-        for row in rows:
-            _, place, all_qpos[row], all_qvel[row], forces = views[row]
-            after[row] = place[0]
+        for at, row in enumerate(rows):
+            _, place, all_qpos[at], all_qvel[at], forces = views[row]
+            after[at] = place[0]
             if contacts is not None:
-                contacts[row] = forces
+                contacts[at] = forces
             limit: Any = self.vector.envs[row]  # the outermost wrapper: Gymnasium's time limit
             limit._elapsed_steps += 1
-            truncated[row] = limit._elapsed_steps >= limit._max_episode_steps
+            truncated[at] = limit._elapsed_steps >= limit._max_episode_steps
 
     def _run_timed(self, rows: Sequence[int]) -> None:
         if not rows:

@@ -187,7 +187,8 @@ class Naive(REINFORCE):
         rows = {}
         td, step = self.msrl.env_reset(), 0
         while any(busy):
-            td = self.msrl.env_step(self.msrl.agent_act(td))
+            td = self.msrl.agent_act(td.set("_step", torch.tensor(busy)))
+            td = self.msrl.env_step(td.exclude("_step"))  # all move, also those that wait in REINFORCE
             for row in range(envs):
                 if not busy[row]:
                     continue
