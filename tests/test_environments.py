@@ -367,9 +367,12 @@ def test_native_cartpole_moves_as_gymnasium_does(envs: int) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
-@pytest.mark.parametrize("cpus", [1, 2])
-def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cpus", "lent", "helpers"), [(1, set(), 0), (2, set(), 1), (1, {0, 1, 2}, 1)])
+def test_mujoco_rows_step_as_gymnasium_does(
+    env_id: str, cpus: int, lent: set[int], helpers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.lent", lambda: lent)
     monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)  # however fast the machine is
     assert backend_for(env_id) == "mujoco"
     ours, theirs = (make_rows(env_id, 8, backend) for backend in ("mujoco", "sync"))
@@ -383,7 +386,7 @@ def test_mujoco_rows_step_as_gymnasium_does(env_id: str, cpus: int, monkeypatch:
         actions = random.uniform(-1, 1, (8, *(ours.action_space.shape or ()))).astype(np.float32)
         for seen, wanted in zip(ours.step(actions), theirs.step(actions), strict=True):
             assert seen.dtype == wanted.dtype and seen.tobytes() == wanted.tobytes()
-    assert len(ours._helpers) == cpus - 1  # type: ignore[attr-defined]
+    assert len(ours._helpers) == helpers  # type: ignore[attr-defined]
     ours.close()
     theirs.close()
 

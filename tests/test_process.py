@@ -23,10 +23,12 @@ from toy import ToyActor, ToyConfig, ToyTrainer, advance
 from fdg.algorithms.dqn import DQN
 from fdg.algorithms.reinforce import REINFORCE
 from fdg.api import Agent
+from fdg.capacity import lend, lent
 from fdg.runtime import wire
 from fdg.runtime.forkserver import forkserver
 from fdg.runtime.run import launch
 from fdg.runtime.shared import Arena, parts
+from fdg.runtime.worker import Worker
 from fdg.testing import assert_policies_equal
 
 COARSE, SHARDED, FINE = "single_learner_coarse", "sharded_replay", "single_learner_fine"
@@ -341,3 +343,15 @@ def test_workers_with_several_threads_each() -> None:
     expected = launch(REINFORCE, policy="local", **settings)
     seen = launch(REINFORCE, policy="single_learner_coarse", engine="process", workers=2, **settings)
     assert seen.params_sha256 == expected.params_sha256
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU alone has no others")
+def test_a_worker_with_a_cpu_of_its_own_may_use_the_others_while_they_are_idle() -> None:
+    before = os.sched_getaffinity(0)
+    own = {min(before)}
+    try:
+        Worker(None, None).pin(own)
+        assert (os.sched_getaffinity(0), lent()) == (own, before - own)
+    finally:
+        os.sched_setaffinity(0, before)
+        lend(set())
