@@ -319,8 +319,9 @@ class CartPoleRows(_Readable):
     """Gymnasium's own vectorised CartPole: all rows in a few numpy expressions.
 
     It knows only next-step resets. Finished rows are therefore given their new state here, drawn from its own
-    generator as it would have done, and it is told that none is waiting. Its `step` is written anew, with the same
-    operations in the same order and half the calls of numpy: 21 against 47 µs for 4 rows. The tests compare the bits.
+    generator as it would have done, and it never hears that one is waiting. Its `step` is written anew: the same
+    operations in the same order, half as many calls of numpy, on memory and constants that are made once: 12 against 47 µs
+    for 4 rows. The tests compare the bits.
     """
 
     private_random = True
@@ -334,8 +335,22 @@ class CartPoleRows(_Readable):
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
         self._forces = np.array([-vector.force_mag, vector.force_mag])
-        self._limits = np.array([[vector.x_threshold], [vector.theta_threshold_radians]])
-        self._ones, self._none = np.ones(num_envs, np.float32), np.zeros(num_envs, np.bool_)
+        limits = np.array([[vector.x_threshold], [vector.theta_threshold_radians]])
+        self._limits = np.repeat(limits, num_envs, axis=1)
+        self._ones = np.ones(num_envs, np.float32)
+        # arrays of no dimension: a Python number is made one in every call, which takes half as long as the call
+        self._one, self._longest = np.array(1, np.int32), np.array(vector.max_episode_steps, np.int32)
+        self._mass, self._pole, self._leverage, self._gravity, self._length, self._tau, self._third = map(
+            np.array,
+            (
+                *(vector.total_mass, vector.masspole, vector.polemass_length, vector.gravity, vector.length, vector.tau),
+                4.0 / 3.0,
+            ),
+        )
+        self._change = np.empty((4, num_envs))
+        """What a step adds to the state; rows are x, its speed, theta, its speed."""
+        self._speeds, self._push, self._turn = self._change[::2], self._change[1], self._change[3]
+        self._cosine, self._sine, self._inertia, self._pull = np.empty((4, num_envs))
 
     def _environments(self) -> list[Any]:
         return [self.vector]
@@ -345,46 +360,48 @@ class CartPoleRows(_Readable):
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
         vector = self.vector
-        state = self._moved(vector.state, self._forces.take(actions))
+        state = self._moved(vector.state, self._forces[actions])
         if live is not None:
             state = np.where(live, state, vector.state)
         outside = np.abs(state[::2]) > self._limits
         terminated = outside[0] | outside[1]
-        vector.steps += 1 if live is None else live
-        truncated = vector.steps >= vector.max_episode_steps
-        vector.state, vector.prev_done = state, self._none
+        vector.steps += self._one if live is None else live
+        truncated = vector.steps >= self._longest
+        vector.state = state
         final = first = state.T.astype(np.float32, order="C")
         ended = terminated | truncated
-        if count := np.count_nonzero(ended):
+        if 1 in ended.tobytes():  # a fifth of the time of ended.any()
+            count = np.count_nonzero(ended)
             state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=(4, count))
             vector.steps[ended] = 0
             first = state.T.astype(np.float32, order="C")
         return final, first, self._ones.copy(), terminated, truncated
 
     def _moved(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
-        """The state one step of Euler's method later; rows are x, its speed, theta, its speed."""
-        vector, change = self.vector, np.empty_like(state)
+        """The state one step of Euler's method later."""
         angle, angular = state[2], state[3]
-        mass, pole, leverage = vector.total_mass, vector.masspole, vector.polemass_length
-        cosine, sine = np.cos(angle), np.sin(angle)
-        push = leverage * np.square(angular)
+        cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)
+        push = np.square(angular, self._push)
+        push *= self._leverage
         push *= sine
         push += force
-        push /= mass
-        inertia = pole * np.square(cosine)
-        inertia /= mass
-        np.subtract(4.0 / 3.0, inertia, out=inertia)
-        inertia *= vector.length
-        turn = vector.gravity * sine
-        turn -= cosine * push
+        push /= self._mass
+        inertia = np.square(cosine, self._inertia)
+        inertia *= self._pole
+        inertia /= self._mass
+        np.subtract(self._third, inertia, inertia)
+        inertia *= self._length
+        turn = np.multiply(sine, self._gravity, self._turn)
+        turn -= np.multiply(cosine, push, self._pull)
         turn /= inertia
-        pull = leverage * turn
+        pull = np.multiply(turn, self._leverage, self._pull)
         pull *= cosine
-        pull /= mass
-        change[0], change[1], change[2], change[3] = state[1], push - pull, angular, turn
-        change *= vector.tau
-        change += state
-        return change
+        pull /= self._mass
+        push -= pull
+        self._speeds[...] = state[1::2]
+        change = self._change
+        change *= self._tau
+        return change + state
 
     def close(self) -> None:
         self.vector.close()

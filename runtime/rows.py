@@ -66,6 +66,8 @@ class Layout(NamedTuple):
     """Of the root (None) and of each TensorDict in it."""
     columns: list[tuple[int, str, torch.dtype, tuple[int, ...]]]
     """In which of these, under which name, of what kind."""
+    force: bool
+    """Whether some are on a GPU or have gradients; where not, it is quicker not to ask for it."""
 
     @classmethod
     def of(cls, td: TensorDictBase, columns: Sequence[Column]) -> Layout | None:
@@ -84,7 +86,8 @@ class Layout(NamedTuple):
             (places.index(column.key[0] if column.key[1:] else None), column.key[-1], column.dtype, shape)
             for column, shape in zip(columns, shapes, strict=True)
         ]
-        return cls(td.batch_size, keys, where)
+        each = [(root if place == 0 else root[places[place]]._tensordict)[name] for place, name, *_ in where]
+        return cls(td.batch_size, keys, where, any(value.requires_grad or not value.is_cpu for value in each))
 
     def read(self, td: TensorDict) -> list[np.ndarray] | None:
         """An array per column; None if this one looks different."""
@@ -101,12 +104,15 @@ class Layout(NamedTuple):
             if inner.keys() != keys:
                 return None
             places.append(inner)
-        result = []
+        result, force = [], self.force
         for place, name, dtype, shape in self.columns:
             value = places[place][name]
             if type(value) is not Tensor or value.dtype is not dtype:
                 return None
-            array = value.numpy(force=True)
+            try:
+                array = value.numpy(force=True) if force else value.numpy()
+            except (RuntimeError, TypeError):  # it cannot be had without force
+                return None
             if array.shape != shape:
                 return None
             result.append(array)
@@ -162,9 +168,10 @@ class Table:
 
     def write(self, at: int, values: Sequence[np.ndarray], start: int, stop: int) -> None:
         """Copy the rows start … stop of `values` into the table, from row `at` on."""
-        end = at + stop - start
+        where, part = slice(at, at + stop - start), slice(start, stop)
+        whole = len(values[0]) == stop - start
         for column, value in zip(self.columns, values, strict=True):
-            column.array[at:end] = value if len(value) == stop - start else value[start:stop]
+            column.array[where] = value if whole else value[part]
 
     def part(self, at: int, count: int) -> list[np.ndarray]:
         """So many rows from `at` on, as an array per column; they may be the table's own memory."""
