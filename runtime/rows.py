@@ -70,8 +70,8 @@ class Layout(NamedTuple):
     """Of the root (None) and of each TensorDict in it."""
     columns: list[tuple[int, str, torch.dtype, tuple[int, ...]]]
     """In which of these, under which name, of what kind."""
-    kinds: list[tuple[torch.dtype, tuple[int, ...], list[int]]]
-    """Columns that are alike, and so can be copied together: their kind, and which ones."""
+    kinds: list[tuple[torch.dtype, tuple[int, ...], list[tuple[int, str]], list[int]]]
+    """Columns that are alike, and so can be copied together: the copy's dtype and shape, where they are, and which."""
 
     @classmethod
     def of(cls, td: TensorDictBase, columns: Sequence[Column]) -> Layout | None:
@@ -90,10 +90,14 @@ class Layout(NamedTuple):
             (places.index(column.key[0] if column.key[1:] else None), column.key[-1], column.dtype, shape)
             for column, shape in zip(columns, shapes, strict=True)
         ]
-        kinds: dict[tuple[torch.dtype, tuple[int, ...]], list[int]] = {}
+        same: dict[tuple[torch.dtype, tuple[int, ...]], list[int]] = {}
         for index, (_, _, dtype, shape) in enumerate(where):
-            kinds.setdefault((dtype, shape), []).append(index)
-        return cls(td.batch_size, keys, where, [(*kind, alike) for kind, alike in kinds.items()])
+            same.setdefault((dtype, shape), []).append(index)
+        kinds = [
+            (dtype, (rows * len(alike), *inner), [where[index][:2] for index in alike], alike)
+            for (dtype, (rows, *inner)), alike in same.items()
+        ]
+        return cls(td.batch_size, keys, where, kinds)
 
     def nbytes(self) -> int:
         return sum(dtype.itemsize * math.prod(shape) for _, _, dtype, shape in self.columns)
@@ -119,11 +123,10 @@ class Layout(NamedTuple):
         places = self._places(td)
         if places is None:
             return None
-        result, columns = [], self.columns
-        for dtype, (rows, *inner), alike in self.kinds:
+        result = []
+        for dtype, shape, where, _ in self.kinds:
             values = []
-            for index in alike:
-                place, name, _, _ = columns[index]
+            for place, name in where:
                 value = places[place][name]
                 if type(value) is not Tensor or value.dtype is not dtype:
                     return None
@@ -132,7 +135,7 @@ class Layout(NamedTuple):
                 copied = torch.cat(values)
             except RuntimeError:  # they differ in shape or device
                 return None
-            if copied.shape != (rows * len(alike), *inner):
+            if copied.shape != shape:
                 return None
             result.append(copied.detach() if copied.requires_grad else copied)
         return result
@@ -195,11 +198,13 @@ class Table:
             return
         assert self._layout is not None
         waiting, self._waiting = self._waiting, []
-        steps = len(waiting)
-        for (_, shape, alike), copies in zip(self._layout.kinds, zip(*waiting, strict=True), strict=True):
-            together = torch.stack(copies).numpy(force=True).reshape(steps, len(alike), *shape)
+        steps, (rows,) = len(waiting), self._layout.batch
+        for (*_, alike), copies in zip(self._layout.kinds, zip(*waiting, strict=True), strict=True):
+            inner = self.columns[alike[0]].shape
+            together = torch.cat(copies).numpy(force=True).reshape(steps, len(alike), rows, *inner)
             for place, index in enumerate(alike):
-                self.columns[index].array[self._at : self._end].reshape(steps, *shape)[...] = together[:, place]
+                array = self.columns[index].array[self._at : self._end]
+                array.reshape(steps, rows, *inner)[...] = together[:, place]
 
     def values(self, td: TensorDictBase) -> list[np.ndarray]:
         """The rows of `td`, time-major, as an array [n, *shape] per column. Nothing is copied or written yet."""
