@@ -78,7 +78,7 @@ class QActor(Actor):
 
     def act(self, td: TensorDict, epsilon: float) -> TensorDict:
         greedy = fast(self.network, td["observation"]).argmax(-1)
-        explore = torch.rand(greedy.shape) < epsilon
+        explore = torch.rand(*greedy.shape) < epsilon
         td["action"] = torch.where(explore, torch.randint(self.n_actions, greedy.shape), greedy)
         return td
 

@@ -315,12 +315,17 @@ class SyncRows(_Readable):
         self.vector.close()
 
 
+FEW = 6
+"""CartPoles up to which Python's numbers are quicker than arrays."""
+
+
 class CartPoleRows(_Readable):
     """Gymnasium's own vectorised CartPole: all rows in a few numpy expressions.
 
     It knows only next-step resets. Finished rows are therefore given their new state here, drawn from its own
-    generator as it would have done, and it is told that none is waiting. Its `step` is written anew, with the same
-    operations in the same order and half the calls of numpy: 21 against 47 µs for 4 rows. The tests compare the bits.
+    generator as it would have done, and it never hears that one is waiting. Its `step` is written anew: the same
+    operations in the same order, by Python's numbers where rows are few, else by half as many calls of numpy. The tests
+    compare the bits.
     """
 
     private_random = True
@@ -334,8 +339,21 @@ class CartPoleRows(_Readable):
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
         self._forces = np.array([-vector.force_mag, vector.force_mag])
-        self._limits = np.array([[vector.x_threshold], [vector.theta_threshold_radians]])
-        self._ones, self._none = np.ones(num_envs, np.float32), np.zeros(num_envs, np.bool_)
+        limits = np.array([[vector.x_threshold], [vector.theta_threshold_radians]])
+        self._limits = np.repeat(limits, num_envs, axis=1)
+        self._ones = np.ones(num_envs, np.float32)
+        self._numbers = (
+            *(vector.total_mass, vector.masspole, vector.polemass_length),
+            *(vector.gravity, vector.length, vector.tau, 4.0 / 3.0),
+        )
+        # as arrays: numpy makes one of a Python number in every call, which takes half as long as the call itself
+        self._one, self._longest = np.array(1, np.int32), np.array(vector.max_episode_steps, np.int32)
+        self._arrays = [np.array(number) for number in self._numbers]
+        self._moved = self._moved_by_numbers if num_envs <= FEW else self._moved_by_arrays
+        self._change = np.empty((4, num_envs))
+        """What a step adds to the state."""
+        self._speeds, self._push, self._turn = self._change[::2], self._change[1], self._change[3]
+        self._cosine, self._sine, self._inertia, self._pull = np.empty((4, num_envs))
 
     def _environments(self) -> list[Any]:
         return [self.vector]
@@ -345,46 +363,62 @@ class CartPoleRows(_Readable):
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
         vector = self.vector
-        state = self._moved(vector.state, self._forces.take(actions))
+        state = self._moved(vector.state, self._forces[actions])
         if live is not None:
             state = np.where(live, state, vector.state)
         outside = np.abs(state[::2]) > self._limits
         terminated = outside[0] | outside[1]
-        vector.steps += 1 if live is None else live
-        truncated = vector.steps >= vector.max_episode_steps
-        vector.state, vector.prev_done = state, self._none
+        vector.steps += self._one if live is None else live
+        truncated = vector.steps >= self._longest
+        vector.state = state
         final = first = state.T.astype(np.float32, order="C")
         ended = terminated | truncated
-        if count := np.count_nonzero(ended):
+        if 1 in ended.tobytes():  # a fifth of the time of ended.any()
+            count = np.count_nonzero(ended)
             state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=(4, count))
             vector.steps[ended] = 0
             first = state.T.astype(np.float32, order="C")
         return final, first, self._ones.copy(), terminated, truncated
 
-    def _moved(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
-        """The state one step of Euler's method later; rows are x, its speed, theta, its speed."""
-        vector, change = self.vector, np.empty_like(state)
+    def _moved_by_numbers(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
+        """The state one step of Euler's method later; its rows are x, its speed, theta, its speed."""
+        mass, pole, leverage, gravity, length, tau, third = self._numbers
+        angles = state[2]
+        moved = []
+        for x, speed, angle, angular, cosine, sine, pushed in zip(
+            *state.tolist(), np.cos(angles).tolist(), np.sin(angles).tolist(), force.tolist(), strict=True
+        ):
+            push = (leverage * (angular * angular) * sine + pushed) / mass
+            turn = (gravity * sine - cosine * push) / (length * (third - pole * (cosine * cosine) / mass))
+            push -= leverage * turn * cosine / mass
+            moved.append((x + tau * speed, speed + tau * push, angle + tau * angular, angular + tau * turn))
+        return np.array([*zip(*moved, strict=True)])
+
+    def _moved_by_arrays(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
+        mass, pole, leverage, gravity, length, tau, third = self._arrays
         angle, angular = state[2], state[3]
-        mass, pole, leverage = vector.total_mass, vector.masspole, vector.polemass_length
-        cosine, sine = np.cos(angle), np.sin(angle)
-        push = leverage * np.square(angular)
+        cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)
+        push = np.square(angular, self._push)
+        push *= leverage
         push *= sine
         push += force
         push /= mass
-        inertia = pole * np.square(cosine)
+        inertia = np.square(cosine, self._inertia)
+        inertia *= pole
         inertia /= mass
-        np.subtract(4.0 / 3.0, inertia, out=inertia)
-        inertia *= vector.length
-        turn = vector.gravity * sine
-        turn -= cosine * push
+        np.subtract(third, inertia, inertia)
+        inertia *= length
+        turn = np.multiply(sine, gravity, self._turn)
+        turn -= np.multiply(cosine, push, self._pull)
         turn /= inertia
-        pull = leverage * turn
+        pull = np.multiply(turn, leverage, self._pull)
         pull *= cosine
         pull /= mass
-        change[0], change[1], change[2], change[3] = state[1], push - pull, angular, turn
-        change *= vector.tau
-        change += state
-        return change
+        push -= pull
+        self._speeds[...] = state[1::2]
+        change = self._change
+        change *= tau
+        return change + state
 
     def close(self) -> None:
         self.vector.close()

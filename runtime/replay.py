@@ -97,10 +97,15 @@ class Shard:
         count = td.batch_size.numel()
         if not count:
             return 0
+        written, capacity = int(self.written[home]), self.capacity
+        slot = written % capacity
+        regular = slot + count <= capacity and (self.n_step == 1 or td.batch_size[-1] == self.width)
+        if regular and self.table.keep(home * capacity + slot, td):
+            self.written[home] = written + count
+            return count
         values = self.table.values(td)
         if self.n_step > 1:
             self._expect_step(td.batch_size[-1])
-        written, capacity = int(self.written[home]), self.capacity
         skip = max(count - capacity, 0)  # more rows than the lane keeps: the first ones would be overwritten at once
         slot = (written + skip) % capacity
         turn = min(count, skip + capacity - slot)  # the row at which the ring begins anew

@@ -576,3 +576,27 @@ def test_a_sum_tree_depends_on_its_leaves_alone():
     zeros = np.zeros(500, np.int64)
     np.testing.assert_array_equal(once.find(zeros, offsets), often.find(zeros, offsets))
     np.testing.assert_array_equal(once.find(zeros, offsets), beside.find(zeros + 1, offsets))
+
+
+def test_steps_that_wait_are_rows_like_others() -> None:
+    """Short steps are copied at once and written later: around the ring, between longer ones, whatever happens to them."""
+    buffer, by_hand = ReplayBuffer(50), []
+    for i in range(200):
+        rows = TensorDict({"x": torch.full((3, 2), i), "y": torch.rand(3, 1), "z": torch.rand(3, 1)}, batch_size=[3])
+        if i % 70 == 69:
+            rows = torch.cat([rows, rows])
+        if i % 30 == 29:
+            rows["y"].requires_grad_()
+        by_hand += rows.detach().clone().unbind(0)
+        buffer.insert(0, rows)
+        with torch.no_grad():
+            rows["x"].numpy()[:] = -1
+            rows["y"].zero_()
+        if i % 40 == 39:
+            last = range(len(by_hand) - min(len(by_hand), 50), len(by_hand))
+            seen = buffer._shards[0].gather([(0, sequence) for sequence in last]).exclude("index")
+            assert (seen == torch.stack(by_hand[-50:])).all()
+    rows = TensorDict({"x": torch.ones(3, 2).long(), "y": torch.rand(3, 1), "z": torch.rand(3, 1)}, batch_size=[3])
+    rows["z"].squeeze_(1)
+    with pytest.raises(FdgError, match="'z' of a row was"):
+        buffer.insert(0, rows)
