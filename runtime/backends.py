@@ -352,7 +352,6 @@ class CartPoleRows(_Readable):
         self._moved = self._moved_by_numbers if num_envs <= FEW else self._moved_by_arrays
         self._change = np.empty((4, num_envs))
         """What a step adds to the state."""
-        self._speeds, self._push, self._turn = self._change[::2], self._change[1], self._change[3]
         self._cosine, self._sine, self._inertia, self._pull = np.empty((4, num_envs))
 
     def _environments(self) -> list[Any]:
@@ -396,9 +395,9 @@ class CartPoleRows(_Readable):
 
     def _moved_by_arrays(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
         mass, pole, leverage, gravity, length, tau, third = self._arrays
-        angle, angular = state[2], state[3]
+        change, angle, angular = self._change, state[2], state[3]
         cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)
-        push = np.square(angular, self._push)
+        push = np.square(angular, change[1])
         push *= leverage
         push *= sine
         push += force
@@ -408,15 +407,14 @@ class CartPoleRows(_Readable):
         inertia /= mass
         np.subtract(third, inertia, inertia)
         inertia *= length
-        turn = np.multiply(sine, gravity, self._turn)
+        turn = np.multiply(sine, gravity, change[3])
         turn -= np.multiply(cosine, push, self._pull)
         turn /= inertia
         pull = np.multiply(turn, leverage, self._pull)
         pull *= cosine
         pull /= mass
         push -= pull
-        self._speeds[...] = state[1::2]
-        change = self._change
+        change[::2] = state[1::2]
         change *= tau
         return change + state
 

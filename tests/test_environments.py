@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,16 @@ def test_native_cartpole_moves_as_gymnasium_does(envs: int) -> None:
             theirs.steps[ended], theirs.prev_done = 0, np.zeros_like(ended)
         assert rows.vector.state.tobytes() == theirs.state.tobytes()
     assert ends
+
+
+@pytest.mark.parametrize("envs", [3, 8])
+def test_a_copy_of_cartpoles_steps_as_they_do(envs: int) -> None:
+    rows = make_rows("CartPole-v1", envs, "cartpole-vector")
+    rows.reset([1] * envs)
+    copy, actions = deepcopy(rows), np.ones(envs, np.int64)
+    for _ in range(3):
+        for seen, wanted in zip(copy.step(actions), rows.step(actions), strict=True):
+            assert seen.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])

@@ -40,6 +40,7 @@ QUICK: dict[str, Any] = {
     "other layers": lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.ELU(), nn.Dropout(0.0), nn.Linear(8, 2)),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.SiLU()), nn.Linear(8, 2)),
     "torchrl": lambda: MLP(4, 2, num_cells=[8, 8], activation_class=nn.ReLU),
+    "other dimensions": lambda: nn.Sequential(nn.Linear(4, 8), nn.Unflatten(-1, (2, 4)), nn.Linear(4, 2)),
 }
 AS_THEY_ARE: dict[str, Any] = {
     "own module": Doubled,
@@ -111,3 +112,13 @@ def test_plans_go_with_their_networks() -> None:
     del module
     gc.collect()
     assert key not in policy_step._plans
+
+
+def test_weights_that_are_turned_or_cut_where_they_lie() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
+    fdg.fast(module, x)
+    layer: Any = module[0]
+    layer.weight.data = layer.weight.data.t()
+    assert torch.equal(fdg.fast(module, x), module(x))
+    layer.weight.data, layer.bias.data = layer.weight.data[:2], layer.bias.data[:2]
+    assert torch.equal(fdg.fast(module, x), module(x))
