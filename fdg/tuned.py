@@ -20,7 +20,7 @@ _ONE: dict[str, Any] = dict(envs=1, steps=16, iterations=6250, learning_starts=5
 """As Stable-Baselines3 collects; on the seed tried, 8 environments side by side learned less from as many frames."""
 _OFTEN = dict(hidden_dim=128, batch_size=128, layer_norm=True, utd_ratio=10, policy_frequency=10)
 """Ten gradient steps of small, normalised critics to one of the policy for each frame (after Hiraoka et al., 2022): more
-from as many frames, in more time; --compile-update makes up for it."""
+from as many frames, in more time. Chosen on seed 11."""
 TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "HalfCheetah-v5"): dict(_SAC, learning_starts=5000),
     ("sac", "Hopper-v5"): dict(_SAC, **{**_ONE, **_OFTEN, "learning_starts": 2000}),

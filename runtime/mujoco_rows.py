@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -82,7 +82,8 @@ class Job:
     """Rows of one step, of which each thread takes the next that nobody has."""
 
     def __init__(self, rows: Sequence[int]) -> None:
-        self.rows, self.count = iter(rows), len(rows)
+        self.rows: Iterator[int] = iter(rows)
+        self.count = len(rows)
         self.finished: list[int] = []
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
         """From each helper, when it found no more rows: what it raised."""
@@ -185,9 +186,17 @@ class MujocoRows(SyncRows):
         if not rows:
             return
         job = Job(rows)
-        for _ in range(self._helpers_for(len(rows))):
+        helpers = self._helpers_for(len(rows))
+        for _ in range(helpers):
             self._work.put(job)
-        start, own = perf_counter(), self._run(job)
+        start = perf_counter()
+        try:
+            own = self._run(job)
+        except BaseException:  # an interrupt, say: nobody moves a row any more when it is heard of
+            job.rows = iter(())
+            for _ in range(helpers):
+                job.done.get()
+            raise
         if own:
             self._seconds = (perf_counter() - start) / own
         job.wait()
@@ -206,7 +215,7 @@ class MujocoRows(SyncRows):
         """Advance rows that nobody has taken, until there are none; how many these were."""
         simulations, model, step, frames = self._simulations, self.one.model, self._step, self.one.frame_skip
         forces, count = self._forces if self.task.contacts else None, 0
-        for row in job.rows:
+        while (row := next(job.rows, None)) is not None:
             step(model, simulations[row], frames)
             if forces is not None:
                 forces(model, simulations[row])

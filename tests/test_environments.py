@@ -402,6 +402,35 @@ def test_mujoco_rows_step_as_gymnasium_does(
     theirs.close()
 
 
+def test_no_thread_moves_a_row_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
+    rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
+    rows.reset(list(range(8)))
+    actions, main, finished = np.zeros((8, 6), np.float32), threading.get_ident(), []
+    step, helping, interrupted = rows._step, threading.Event(), threading.Event()
+    rows.step(actions)  # alone, to learn how long a row takes
+
+    def interrupts(*arguments: Any) -> None:
+        if threading.get_ident() == main:
+            helping.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+        helping.set()
+        interrupted.wait(30)
+        step(*arguments)
+        finished.append(arguments)
+
+    rows._step = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        rows.step(actions)
+    before = len(finished)
+    rows._step = step
+    rows.step(actions)
+    assert len(finished) == before >= 1, "the helper's row was waited for, and it took no other after that"
+    rows.close()
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5"])
 def test_environments_without_a_stream_leave_the_global_generators_alone(env_id: str) -> None:
     def states() -> list[Any]:
