@@ -27,6 +27,7 @@ import numpy as np
 
 from fdg.capacity import cores, lent
 from fdg.runtime.backends import SyncRows
+from fdg.runtime.mujoco_model import quick_model
 
 ENOUGH = 80e-6
 """Seconds of work for a thread; with less to do, waking it takes longer than it saves."""
@@ -112,7 +113,7 @@ class MujocoRows(SyncRows):
             env.model = self.one.model
         self._simulations = [env.data for env in inner]
         self._views = [self._view(env.data) for env in inner]
-        model = self.one.model
+        model = self._model = quick_model(self.one)
         self._qpos, self._qvel = np.zeros((num_envs, model.nq)), np.zeros((num_envs, model.nv))
         self._path = np.zeros((2, num_envs))
         self._contacts = np.zeros((num_envs, model.nbody, 6)) if self.task.contacts else None
@@ -213,7 +214,7 @@ class MujocoRows(SyncRows):
 
     def _run(self, job: Job) -> int:
         """Advance rows that nobody has taken, until there are none; how many these were."""
-        simulations, model, step, frames = self._simulations, self.one.model, self._step, self.one.frame_skip
+        simulations, model, step, frames = self._simulations, self._model, self._step, self.one.frame_skip
         forces, count = self._forces if self.task.contacts else None, 0
         while (row := next(job.rows, None)) is not None:
             step(model, simulations[row], frames)
