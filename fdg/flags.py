@@ -58,7 +58,8 @@ def read_config(
     else the class's default.
     """
     values = {name: value for name, value in given.items() if value is not None}
-    own = parse_flags(cls, extra, known)
+    settings = list(settings)
+    own = parse_flags(cls, extra, known, settings)
     for name, value in [*own.items(), *parse_settings(cls, settings).items()]:
         if name in values:
             raise UsageError(f"{name} is given twice: {values[name]} and {value}")
@@ -109,15 +110,24 @@ def changes(config: Config, base: Mapping[str, Any]) -> str:
     )
 
 
-def parse_flags(cls: type[Config], tokens: list[str], known: Iterable[str] = ()) -> dict[str, str]:
-    """Flags of the algorithm's own: `--key value`, `--key=value`, and `--key` or `--no-key` for true and false."""
+def parse_flags(
+    cls: type[Config], tokens: list[str], known: Iterable[str] = (), settings: list[str] | None = None
+) -> dict[str, str]:
+    """Flags of the algorithm's own: `--key value`, `--key=value`, and `--key` or `--no-key` for true and false.
+
+    A `key=value` that follows another one of `--set` is added to `settings`.
+    """
     types = field_types(cls)
     values: dict[str, str] = {}
     waiting = list(tokens)
     while waiting:
         token = waiting.pop(0)
         if not token.startswith("--"):
-            raise UsageError(f"unexpected argument {token!r}; flags are written --key value")
+            if settings and "=" in token:
+                settings.append(token)
+                continue
+            written = f"--set {token}" if "=" in token else "--key value"
+            raise UsageError(f"unexpected argument {token!r}; flags are written {written}")
         key, equals, value = token[2:].partition("=")
         name = field_name(key, types)
         if name is None and types.get(field_name(key.removeprefix("no-").removeprefix("no_"), types) or "") is bool:

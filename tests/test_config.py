@@ -211,6 +211,12 @@ def test_set_takes_any_field():
     assert "did you mean 'buffer_size'?" in refusal(settings=("buffersize=1",))
 
 
+def test_set_takes_several():
+    made = config("clip=0.5", "--steps", "2", "lr=2", settings=("buffer_size=5",))
+    assert (made.buffer_size, made.clip, made.steps, made.lr) == (5, 0.5, 2, 2.0)
+    assert refusal("lr=2") == "unexpected argument 'lr=2'; flags are written --set lr=2"
+
+
 def test_names_of_other_libraries_are_understood():
     made = config("--num-envs", "4", "--learning-rate", "0.1")
     assert (made.envs, made.lr) == (4, 0.1)
