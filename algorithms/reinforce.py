@@ -83,11 +83,12 @@ class PolicyActor(Actor):
     def act(self, td: TensorDict) -> TensorDict:
         """For all environments; or, when most of them are not to move, for the others."""
         observation, moves = td["observation"], td.get("_step", None)
-        if moves is None or 2 * int(moves.sum()) >= len(moves):
+        rows = None if moves is None else moves.nonzero().squeeze(-1)
+        if rows is None or 2 * len(rows) >= len(observation):
             td["action"] = self.sample(observation)
         else:
-            action = self.sample(observation[moves])
-            td["action"] = action.new_zeros(len(moves), *action.shape[1:]).index_put((moves,), action)
+            action = self.sample(observation.index_select(0, rows))
+            td["action"] = action.new_zeros(len(observation), *action.shape[1:]).index_copy_(0, rows, action)
         return td
 
     def sample(self, observation: torch.Tensor) -> torch.Tensor:

@@ -147,8 +147,7 @@ class Rows(Protocol):
         """First observations of new episodes in all rows; without seeds the random streams go on."""
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
-        """Take a step in every row, or in those that are live; of the others nothing moves and nothing ends, and what is
-        returned as their observations and rewards means nothing."""
+        """Take a step in every row, or in those that are live: the others stay where they are, and have no reward."""
 
     def state(self) -> dict[str, Any]:
         """Where all rows are, for a checkpoint: {"how": …, "data": …, "why": …}, see `envstate`."""
@@ -219,6 +218,8 @@ class SyncRows(_Readable):
         self.action_space = self.vector.single_action_space
         self._shape = (num_envs, *(self.observation_space.shape or ()))
         self._watched, self._id = False, env_id
+        self._standing = np.zeros(self._shape, self.observation_space.dtype)
+        """Where all rows are: the observations that they go on from."""
 
     def _environments(self) -> list[Any]:
         return list(self.vector.envs)
@@ -236,6 +237,7 @@ class SyncRows(_Readable):
             raise
         if not self._watched:
             self._watch(each)
+        self._standing = first
         return first
 
     def _watch(self, seeds: Sequence[int | None]) -> None:
@@ -264,14 +266,20 @@ class SyncRows(_Readable):
                     if not _is_environments_own(error):
                         raise self._no_reset(error) from error
                     raise
+        self._standing = first
         return final, first, reward, terminated, truncated
+
+    def load_state(self, state: dict[str, Any], at: np.ndarray | None) -> None:
+        super().load_state(state, at)
+        if at is not None:
+            self._standing = at
 
     def _advance(
         self, actions: np.ndarray, rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Take a step in some rows; observation, reward, terminated, truncated."""
+        """Take a step in some rows; observation, reward, terminated, truncated, of all rows."""
         count, envs = self._shape[0], self.vector.envs
-        final, reward = np.zeros(self._shape, self.observation_space.dtype), np.zeros(count)
+        final, reward = self._standing.copy(), np.zeros(count)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         seen: Any = None
         try:
@@ -377,7 +385,7 @@ class CartPoleRows(_Readable):
             state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=(4, count))
             vector.steps[ended] = 0
             first = state.T.astype(np.float32, order="C")
-        return final, first, self._ones.copy(), terminated, truncated
+        return final, first, self._ones.copy() if live is None else live.astype(np.float32), terminated, truncated
 
     def _moved_by_numbers(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
         """The state one step of Euler's method later; its rows are x, its speed, theta, its speed."""

@@ -163,11 +163,6 @@ class Environment:
         actions, cut = self._actions(td, entries.get("action")), self._cut
         live = self._live(td) if "_step" in entries else None
         final, first, reward, terminated, truncated = self._rows.step(actions, live) if cut is None else cut
-        if live is not None and cut is None:
-            column, at = live.reshape(-1, *[1] * (final.ndim - 1)), self._at
-            assert at is not None
-            final, first = (np.where(column, moved, at) for moved in (final, first))
-            reward = np.where(live, reward, 0)
         self._at, self._cut = first, None
         ended = terminated | truncated
         self.frames += self.spec.num_envs if live is None else int(np.count_nonzero(live))
@@ -178,9 +173,10 @@ class Environment:
             if cut is None:
                 self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
             self._returns[ended], self._lengths[ended] = 0, 0
+        observation = final.astype(self._dtype, order="C")  # a copy in any case
         following = {
-            "observation": self._observation(final),
-            "reset_observation": self._observation(first),
+            "observation": torch.from_numpy(observation),
+            "reset_observation": torch.from_numpy(observation.copy()) if first is final else self._observation(first),
             "reward": torch.from_numpy(reward.astype(np.float32, copy=False)[:, None]),
             "done": torch.from_numpy(ended[:, None]),
             "terminated": torch.from_numpy(terminated[:, None]),

@@ -16,6 +16,7 @@ its episodes, or waits, the helper works on that one's CPU.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,10 @@ def _walker(one: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
 
 def _ant(one: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
     (low, high), height = one._healthy_z_range, qpos[:, 2]
-    return (low <= height) & (height <= high) & np.isfinite(qpos).all(1) & np.isfinite(qvel).all(1)
+    good = (low <= height) & (height <= high)
+    if math.isfinite(np.add.reduce(qpos, axis=None) + np.add.reduce(qvel, axis=None)):  # as nearly always
+        return good
+    return good & np.isfinite(qpos).all(1) & np.isfinite(qvel).all(1)
 
 
 def _within(limits: tuple[float, float], values: np.ndarray) -> np.ndarray:
@@ -111,6 +115,7 @@ class MujocoRows(SyncRows):
         self.one = inner[0]
         for env in inner:
             env.model = self.one.model
+        self._frames, self._seconds_per_frame = self.one.frame_skip, self.one.dt
         self._simulations = [env.data for env in inner]
         self._views = [self._view(env.data) for env in inner]
         model = self._model = quick_model(self.one)
@@ -132,36 +137,40 @@ class MujocoRows(SyncRows):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         count = len(self._simulations)
         if len(rows) == count:
-            return self._advance_all(actions, rows)
-        moved = self._advance_all(actions[rows], rows)
-        full = [np.zeros((count, *part.shape[1:]), part.dtype) for part in moved]
-        for everywhere, part in zip(full, moved, strict=True):
-            everywhere[rows] = part
-        return full[0], full[1], full[2], full[3]
+            return self._moved(actions, rows)
+        which = np.array(rows, np.intp)
+        observation, *others = self._moved(actions[which], rows)
+        final = self._standing.copy()
+        final[which] = observation
+        full = [np.zeros(count, part.dtype) for part in others]
+        for everywhere, part in zip(full, others, strict=True):
+            everywhere[which] = part
+        return final, full[0], full[1], full[2]
 
-    def _advance_all(
+    def _moved(
         self, actions: np.ndarray, rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What comes of an action for each of some rows."""
+        """What comes of an action for each of some rows, and of them alone."""
         task, one, count = self.task, self.one, len(rows)
         truncated = np.zeros(count, np.bool_)
         self._simulate(rows, actions, truncated)
         qpos, qvel, (before, after) = self._qpos[:count], self._qvel[:count], self._path[:, :count]
         reward = after - before
-        reward /= one.dt
+        reward /= self._seconds_per_frame
         reward *= one._forward_reward_weight
-        terminated = np.zeros(count, np.bool_)
-        if task.healthy is not None:
+        if task.healthy is None:
+            terminated = np.zeros(count, np.bool_)
+        else:
             healthy = task.healthy(one, qpos, qvel)
             reward += healthy * one._healthy_reward
-            if one._terminate_when_unhealthy:
-                terminated = ~healthy
-        cost = one._ctrl_cost_weight * np.square(actions).sum(1)
+            terminated = ~healthy if one._terminate_when_unhealthy else np.zeros(count, np.bool_)
+        cost = np.add.reduce(np.square(actions), axis=1)
+        cost = one._ctrl_cost_weight * cost
         parts = [qpos[:, task.skipped :], _clipped(qvel, -10, 10) if task.clipped else qvel]
         if self._contacts is not None:
             forces = _clipped(self._contacts[:count], *one._contact_force_range).reshape(count, self._contacts[0].size)
             parts.append(forces[:, 6:])  # without the world's own
-            cost = cost + one._contact_cost_weight * np.square(forces).sum(1)
+            cost = cost + one._contact_cost_weight * np.add.reduce(np.square(forces), axis=1)
         reward -= cost
         return np.concatenate(parts, axis=1), reward, terminated, truncated
 
@@ -184,13 +193,16 @@ class MujocoRows(SyncRows):
             truncated[at] = limit._elapsed_steps >= limit._max_episode_steps
 
     def _run_timed(self, rows: Sequence[int]) -> None:
-        if not rows:
+        helpers = self._helpers_for(len(rows))
+        start = perf_counter()
+        if not helpers:
+            for row in rows:
+                self._run_row(self._simulations[row])
+            self._seconds = (perf_counter() - start) / len(rows) if rows else self._seconds
             return
         job = Job(rows)
-        helpers = self._helpers_for(len(rows))
         for _ in range(helpers):
             self._work.put(job)
-        start = perf_counter()
         try:
             own = self._run(job)
         except BaseException:  # an interrupt, say: nobody moves a row any more when it is heard of
@@ -204,7 +216,10 @@ class MujocoRows(SyncRows):
 
     def _helpers_for(self, rows: int) -> int:
         """How many helpers have enough to do; they are there when this returns."""
-        count = min(max(cores(), 2 if lent() else 1), int(rows * self._seconds / ENOUGH)) - 1
+        count = int(rows * self._seconds / ENOUGH) - 1
+        if count < 1:
+            return 0
+        count = min(max(cores(), 2 if lent() else 1) - 1, count)
         if self._helpers and not self._helpers[0].is_alive():  # in a forked process none is
             self._helpers = []
         while len(self._helpers) < count:
@@ -214,15 +229,17 @@ class MujocoRows(SyncRows):
 
     def _run(self, job: Job) -> int:
         """Advance rows that nobody has taken, until there are none; how many these were."""
-        simulations, model, step, frames = self._simulations, self._model, self._step, self.one.frame_skip
-        forces, count = self._forces if self.task.contacts else None, 0
+        count = 0
         while (row := next(job.rows, None)) is not None:
-            step(model, simulations[row], frames)
-            if forces is not None:
-                forces(model, simulations[row])
+            self._run_row(self._simulations[row])
             job.finished.append(row)
             count += 1
         return count
+
+    def _run_row(self, simulation: Any) -> None:
+        self._step(self._model, simulation, self._frames)
+        if self._contacts is not None:
+            self._forces(self._model, simulation)
 
     def _help(self) -> None:
         """Only where a CPU has nothing else to do: a helper that is not let run has taken no row, and nobody waits for it."""
