@@ -143,7 +143,9 @@ class REINFORCE(Trainer):
                 td = self.msrl.env_step(td)
                 steps.append(td)
                 counted.append(counts)
-                counts, left = next_episodes(counts, left, td["next", "done"].squeeze(-1))
+                done = td["next", "done"]
+                if done.any():
+                    counts, left = next_episodes(counts, left, done.squeeze(-1))
                 td = step_mdp(td)
             rows = with_returns(steps, counted, self.config.gamma)
             metrics = self.msrl.agent_learn(rows)
@@ -163,8 +165,6 @@ def next_episodes(counts: torch.Tensor, left: int, done: torch.Tensor) -> tuple[
     that finds none left waits for the others.
     """
     ended = counts & done
-    if not ended.any():
-        return counts, left
     goes_on = ended & (ended.cumsum(0) <= left)
     return (counts & ~ended) | goes_on, left - int(goes_on.sum())
 

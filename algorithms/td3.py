@@ -38,6 +38,8 @@ class TD3Config(Config):
     """Rows of one gradient step."""
     lr: float = 1e-3
     """Adam's step size."""
+    anneal_lr: bool = False
+    """Let the step size fall linearly over the whole of training, so that the policy comes to rest."""
     gamma: float = 0.99
     """Discount of future rewards."""
     n_step: int = 1
@@ -178,6 +180,9 @@ class TD3Learner(Learner):
         self.updates = 0
 
     def learn(self, batch: TensorDict) -> dict[str, torch.Tensor]:
+        if self.config.anneal_lr:
+            passed = self.updates / (self.config.iterations * self.config.updates())
+            self.critic_optimizer.lr = self.policy_optimizer.lr = self.config.lr * max(0.0, 1 - passed)
         losses = {"critic_loss": self.update(self.critic_loss, batch, optimizer=self.critic_optimizer)}
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
