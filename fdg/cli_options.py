@@ -28,7 +28,8 @@ Shards = Annotated[
 ]
 Iterations = Annotated[str | None, typer.Option(metavar="N", help="Turns of the trainer's outer loop.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config, or several: --set lr=1e-4 gamma=0.98.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any field of the config, or several: --set lr=1e-4 gamma=0.98."),
 ]
 Untuned = Annotated[
     bool, typer.Option("--no-tuned", help="The algorithm's defaults, not what is tuned for the environment.")

@@ -147,9 +147,7 @@ class MujocoRows(SyncRows):
             everywhere[which] = part
         return final, full[0], full[1], full[2]
 
-    def _moved(
-        self, actions: np.ndarray, rows: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _moved(self, actions: np.ndarray, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """What comes of an action for each of some rows, and of them alone."""
         task, one, count = self.task, self.one, len(rows)
         truncated = np.zeros(count, np.bool_)

@@ -402,6 +402,39 @@ def test_mujoco_rows_step_as_gymnasium_does(
     theirs.close()
 
 
+@pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
+def test_mujoco_need_not_look_for_contacts_and_finds_the_same(env_id: str) -> None:
+    ours, theirs = (make_rows(env_id, 3, backend) for backend in ("mujoco", "sync"))
+    model: Any = ours._model  # type: ignore[attr-defined]
+    assert model.npair and not model.geom_contype.any(), "the pairs are named, and there are no others"
+    assert (ours.reset([1, 2, 3]) == theirs.reset([1, 2, 3])).all()
+    random, shape = np.random.default_rng(1), ours.action_space.shape or ()
+    for turn in range(300):
+        live = np.array([True, turn % 2 == 0, turn % 3 == 0]) if turn % 5 else None
+        actions = random.uniform(-1, 1, (3, *shape)).astype(np.float32)
+        for seen, wanted in zip(ours.step(actions, live), theirs.step(actions, live), strict=True):
+            assert seen.dtype == wanted.dtype and seen.tobytes() == wanted.tobytes()
+
+
+def test_a_model_with_other_contacts_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fdg.runtime.mujoco_model._mix", lambda *_: None)
+    rows: Any = make_rows("Ant-v5", 1, "mujoco")
+    assert rows._model is rows.one.model
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "Hopper-v5"])
+def test_rows_that_do_not_move_stand_where_they_are(env_id: str) -> None:
+    rows = make_rows(env_id, 3, backend_for(env_id))
+    rows.reset([1, 2, 3])
+    rows.action_space.seed(1)
+    actions = np.stack([rows.action_space.sample() for _ in range(3)])
+    _, at, *_ = rows.step(actions)
+    final, first, reward, terminated, truncated = rows.step(actions, np.array([False, True, False]))
+    for seen in (final, first):
+        assert (seen[[0, 2]] == at[[0, 2]]).all() and (seen[1] != at[1]).any()
+    assert reward[1] and not reward[[0, 2]].any() and not (terminated | truncated)[[0, 2]].any()
+
+
 def test_no_thread_moves_a_row_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
     monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
