@@ -163,10 +163,15 @@ class A2CLearner(Learner):
         self.optimizer = Adam(trained, lr=config.lr, eps=1e-5, max_grad_norm=config.max_grad_norm)
 
     def learn(self, rollout: TensorDict) -> dict[str, torch.Tensor]:
+        self.optimizer.lr = self.lr()
         batch = self.prepare(rollout)
         losses = self.update(self.loss, batch.flatten())
         self.finish(rollout)
         return losses
+
+    def lr(self) -> float:
+        passed = self.updates / self.config.iterations if self.config.anneal_lr else 0.0
+        return self.config.lr * max(0.0, 1 - passed)
 
     @torch.no_grad()
     def prepare(self, rollout: TensorDict) -> TensorDict:
@@ -201,8 +206,6 @@ class A2CLearner(Learner):
     def finish(self, rollout: TensorDict) -> None:
         """Count the update. Only now statistics move: until here observations were seen as the actors saw them."""
         self.updates += 1
-        if self.config.anneal_lr:
-            self.optimizer.lr = self.config.lr * max(0.0, 1 - self.updates / self.config.iterations)
         if isinstance(self.policy.normalize, Normalizer):
             self.policy.normalize.update(rollout["observation"])
 

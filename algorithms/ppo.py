@@ -63,6 +63,7 @@ class PPOLearner(A2CLearner):
         self.torchrl = torchrl_loss(policy, critic, config) if config.loss == "torchrl" else None
 
     def learn(self, rollout: TensorDict) -> dict[str, torch.Tensor]:
+        self.optimizer.lr = self.lr()
         batch = self.prepare(rollout)
         length = len(rollout)
         for _ in range(self.config.update_epochs):

@@ -126,6 +126,7 @@ class SACLearner(Learner):
         self.updates = 0
 
     def learn(self, batch: TensorDict) -> dict[str, torch.Tensor]:
+        self.critic_optimizer.lr = self.policy_optimizer.lr = self.config.lr  # a run may go on with another
         losses = {"critic_loss": self.update(self.critic_loss, batch, optimizer=self.critic_optimizer)}
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:

@@ -180,9 +180,7 @@ class TD3Learner(Learner):
         self.updates = 0
 
     def learn(self, batch: TensorDict) -> dict[str, torch.Tensor]:
-        if self.config.anneal_lr:
-            passed = self.updates / (self.config.iterations * self.config.updates())
-            self.critic_optimizer.lr = self.policy_optimizer.lr = self.config.lr * max(0.0, 1 - passed)
+        self.critic_optimizer.lr = self.policy_optimizer.lr = self.lr()
         losses = {"critic_loss": self.update(self.critic_loss, batch, optimizer=self.critic_optimizer)}
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
@@ -190,6 +188,10 @@ class TD3Learner(Learner):
             follow(self.target_critics, self.critics, self.config.tau)
             follow(self.target_policy, self.policy, self.config.tau)
         return losses
+
+    def lr(self) -> float:
+        passed = self.updates / (self.config.iterations * self.config.updates()) if self.config.anneal_lr else 0.0
+        return self.config.lr * max(0.0, 1 - passed)
 
     def critic_loss(self, batch: TensorDict) -> torch.Tensor:
         """The squared errors of both critics."""

@@ -53,6 +53,23 @@ def test_the_same_on_processes(trainer):
 
 
 @BOTH
+def test_a_resumed_run_takes_another_step_size(trainer, tmp_path):
+    whole = launch(trainer, env=THREE_STEPS, folder=tmp_path, checkpoint_every=3, **SMALL)
+    first = next(iter(sorted((tmp_path / "checkpoints").iterdir())))
+    assert launch(trainer, resume=first).params_sha256 == whole.params_sha256
+    assert launch(trainer, resume=first, lr=0.1).params_sha256 != whole.params_sha256
+
+
+def test_the_step_size_of_td3_falls_to_0():
+    settings = dict(SMALL, learning_starts=0, anneal_lr=True)
+    learner = TD3(make_config(TD3.config_class(), settings)).agent(make_env(THREE_STEPS, 2, 1).spec).learner
+    rates = []
+    for learner.updates in (0, 6, 12):
+        rates.append(learner.lr())
+    assert learner.config.updates() == 3 and rates == pytest.approx([1e-3, 0.5e-3, 0.0])
+
+
+@BOTH
 def test_several_learners(trainer):
     """Each draws noise for its own rows, so the numbers differ from those of one learner; parameters stay alike."""
     settings = dict(SMALL, env=THREE_STEPS, actors=2)

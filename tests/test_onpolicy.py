@@ -90,6 +90,15 @@ def test_a_resumed_run_goes_on_with_the_statistics(trainer, settings, tmp_path):
     assert again.history[-1]["values"] == whole.history[-1]["values"]
 
 
+@BOTH
+def test_a_resumed_run_takes_another_step_size(trainer, settings, tmp_path):
+    options = dict(settings, iterations=4, anneal_lr=False)
+    whole = launch(trainer, folder=tmp_path, checkpoint_every=2, **options)
+    first = next(iter(sorted((tmp_path / "checkpoints").iterdir())))
+    assert launch(trainer, resume=first).params_sha256 == whole.params_sha256
+    assert launch(trainer, resume=first, lr=0.1).params_sha256 != whole.params_sha256
+
+
 class Told(PPO):
     """Says in what order minibatches are made: the steps in them."""
 
@@ -295,7 +304,7 @@ def test_actions_are_drawn_as_likely_as_is_said(env):
 
 
 def test_step_size_falls_only_if_asked():
-    for anneal, expected in ((True, [2 / 3, 1 / 3, 0.0]), (False, [1.0, 1.0, 1.0])):
+    for anneal, expected in ((True, [1.0, 2 / 3, 1 / 3]), (False, [1.0, 1.0, 1.0])):
         agent = learner(A2C, lr=1.0, anneal_lr=anneal, iterations=3, hidden_dim=8)
         seen = []
         for _ in range(3):
