@@ -20,19 +20,30 @@ TRIED = 40
 """Frames that both models take before the quick one is used: a robot that falls meets the ground in the first few."""
 
 
+_models: dict[tuple[str, int], Any] = {}
+"""By file and frame skip: the quick models of this process, which its environments share; None where there is none."""
+
+
 def quick_model(env: Any) -> Any:
     """The model that steps simulations of a Gymnasium environment soonest: `env.model` itself if another would differ."""
+    key = env.fullpath, env.frame_skip
+    if key not in _models:
+        _models[key] = _made(*key, env.model)
+    return _models[key] or env.model
+
+
+def _made(path: str, frame_skip: int, plain: Any) -> Any:
     import mujoco
 
     if not hasattr(mujoco, "MjSpec"):  # older than version 3.2
-        return env.model
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said already when the environment was made
-        quick = _with_pairs(mujoco, env.fullpath)
-    if _agree(mujoco, env.model, quick, env.frame_skip):
+        quick = _with_pairs(mujoco, path)
+    if _agree(mujoco, plain, quick, frame_skip):
         return quick
-    logging.getLogger(__name__).info("%s: MuJoCo %s looks for contacts itself", env.fullpath, mujoco.__version__)
-    return env.model
+    logging.getLogger(__name__).info("%s: MuJoCo %s looks for contacts itself", path, mujoco.__version__)
+    return None
 
 
 def _with_pairs(mujoco: Any, path: str) -> Any:

@@ -418,6 +418,7 @@ def test_mujoco_need_not_look_for_contacts_and_finds_the_same(env_id: str) -> No
 
 def test_a_model_with_other_contacts_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fdg.runtime.mujoco_model._mix", lambda *_: None)
+    monkeypatch.setattr("fdg.runtime.mujoco_model._models", {})
     rows: Any = make_rows("Ant-v5", 1, "mujoco")
     assert rows._model is rows.one.model
 
