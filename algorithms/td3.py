@@ -190,8 +190,10 @@ class TD3Learner(Learner):
         return losses
 
     def lr(self) -> float:
-        passed = self.updates / (self.config.iterations * self.config.updates()) if self.config.anneal_lr else 0.0
-        return self.config.lr * max(0.0, 1 - passed)
+        config = self.config
+        turns = config.iterations - math.ceil(config.learning_starts / (config.steps * config.envs * config.actors))
+        passed = self.updates / max(1, turns * config.updates()) if config.anneal_lr else 0.0
+        return config.lr * max(0.0, 1 - passed)
 
     def critic_loss(self, batch: TensorDict) -> torch.Tensor:
         """The squared errors of both critics."""

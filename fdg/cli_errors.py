@@ -27,11 +27,18 @@ class Commands(TyperGroup):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`--trace` may come without a file, which Typer has no word for."""
+        """`--trace` may come without a file, and `--set` with several values, which Typer has no word for."""
+        words: list[str] = []
+        setting = False
+        """Whether what stands here belongs to a `--set`."""
         for at, word in enumerate(args):
             if word == "--trace" and (at + 1 == len(args) or args[at + 1].startswith("-")):
-                args[at] = "--trace="
-        return super().parse_args(ctx, args)
+                word = "--trace="
+            if setting and words[-1] != "--set" and "=" in word and not word.startswith("-"):
+                words.append("--set")
+            words.append(word)
+            setting = word == "--set" or (setting and "=" in word and not word.startswith("-"))
+        return super().parse_args(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:
         interrupts: list[int] = []

@@ -58,9 +58,8 @@ def read_config(
     else the class's default.
     """
     values = {name: value for name, value in given.items() if value is not None}
-    settings = list(settings)
-    own = parse_flags(cls, extra, known, settings)
-    for name, value in [*own.items(), *parse_settings(cls, settings).items()]:
+    set_ones = parse_settings(cls, settings)
+    for name, value in [*parse_flags(cls, extra, known).items(), *set_ones.items()]:
         if name in values:
             raise UsageError(f"{name} is given twice: {values[name]} and {value}")
         values[name] = value
@@ -110,22 +109,14 @@ def changes(config: Config, base: Mapping[str, Any]) -> str:
     )
 
 
-def parse_flags(
-    cls: type[Config], tokens: list[str], known: Iterable[str] = (), settings: list[str] | None = None
-) -> dict[str, str]:
-    """Flags of the algorithm's own: `--key value`, `--key=value`, and `--key` or `--no-key` for true and false.
-
-    A `key=value` that follows another one of `--set` is added to `settings`.
-    """
+def parse_flags(cls: type[Config], tokens: list[str], known: Iterable[str] = ()) -> dict[str, str]:
+    """Flags of the algorithm's own: `--key value`, `--key=value`, and `--key` or `--no-key` for true and false."""
     types = field_types(cls)
     values: dict[str, str] = {}
     waiting = list(tokens)
     while waiting:
         token = waiting.pop(0)
         if not token.startswith("--"):
-            if settings and "=" in token:
-                settings.append(token)
-                continue
             written = f"--set {token}" if "=" in token else "--key value"
             raise UsageError(f"unexpected argument {token!r}; flags are written {written}")
         key, equals, value = token[2:].partition("=")
@@ -158,6 +149,8 @@ def parse_settings(cls: type[Config], settings: list[str]) -> dict[str, str]:
         name = field_name(key.strip(), types)
         if name is None:
             raise UsageError(f"{cls.__name__} has no field {key!r}; {did_you_mean(key, types)}")
+        if name in values:
+            raise UsageError(f"{name} is given twice: {values[name]} and {value.strip()}")
         values[name] = value.strip()
     return values
 

@@ -37,12 +37,16 @@ def _made(path: str, frame_skip: int, plain: Any) -> Any:
 
     if not hasattr(mujoco, "MjSpec"):  # older than version 3.2
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said already when the environment was made
-        quick = _with_pairs(mujoco, path)
-    if _agree(mujoco, plain, quick, frame_skip):
-        return quick
-    logging.getLogger(__name__).info("%s: MuJoCo %s looks for contacts itself", path, mujoco.__version__)
+    why: Any = "its simulations differ"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said already when the environment was made
+            quick = _with_pairs(mujoco, path)
+        if _agree(mujoco, plain, quick, frame_skip):
+            return quick
+    except (AttributeError, TypeError, ValueError) as error:  # another version's way to change a model
+        why = error
+    logging.getLogger(__name__).info("%s: MuJoCo %s looks for contacts itself: %s", path, mujoco.__version__, why)
     return None
 
 

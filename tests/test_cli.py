@@ -64,6 +64,19 @@ class Endless(DQN):
                 pass
 """
 
+STARS = """
+from starred_base import *
+
+class Starred(DQN):
+    '''Has its names by a star, from a file that has them by a star.'''
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = step_mdp(self.msrl.env_step(self.msrl.agent_act(td, halved(0.5))))
+            self.msrl.log(i, reward=self.msrl.mean(td["observation"]))
+"""
+
 OWN_POLICY = """
 from fdg.policies import Policy
 
@@ -296,6 +309,22 @@ def test_policies_give_the_same_parameters_and_logs(here):
         rows = [{key: value for key, value in row.items() if key not in timed} for row in metrics["iterations"]]
         seen.add((metrics["params_sha256"], metrics["mean_reward"], json.dumps(rows)))
     assert len(seen) == 1
+
+
+def test_names_that_a_star_imports_are_known(here):
+    base = "from fdg import *\nfrom fdg.algorithms.dqn import DQN\n\ndef halved(x):\n    return x / 2\n"
+    (here / "starred_base.py").write_text(base)
+    (here / "starred.py").write_text(STARS)
+    policies = "local,single_learner_coarse"
+    assert "equal" in ran("compare", "starred.py", "--actors", "2", "--iterations", "2", "--dist-policy", policies)
+    assert "stays at the driver" not in ran("graph", "starred.py", "--actors", "2")
+
+
+def test_set_takes_several(here):
+    ran("train", "--set", "lr=0.01", "gamma=0.5", "dqn", *TINY, "--set", "tau=0.5", "hidden_dim=8", "--quiet")
+    (file,) = here.glob("runs/*/config.json")
+    config = json.loads(file.read_text())
+    assert [config[name] for name in ("lr", "gamma", "tau", "hidden_dim")] == [0.01, 0.5, 0.5, 8]
 
 
 def test_quiet_prints_nothing(here):
@@ -533,6 +562,8 @@ def test_ctrl_c_twice_is_one_line_and_code_130(here):
         (["train", "dqn", "--learnig-rate", "3"], "did you mean '--learning-rate'?"),
         (["train", "dqn", "--set", "gama=1"], "did you mean 'gamma'?"),
         (["train", "dqn", "--set", "gamma"], "write --set gamma=VALUE"),
+        (["train", "dqn", "--set", "gamma", "0.9"], "write --set gamma=VALUE"),
+        (["train", "dqn", "--set", "gamma=0.9", "gamma=0.8"], "gamma is given twice: 0.9 and 0.8"),
         (["train", "dqn", "--seed", "one"], "seed is 'one'; expected int"),
         (["train", "dqn", "--actors", "0"], "actors is 0; it must be at least 1"),
         (["train", "dqn", "--local", "--dist-policy", "sharded_replay"], "disagree"),

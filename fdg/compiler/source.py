@@ -120,14 +120,31 @@ def imported_names(node: cst.Import | cst.ImportFrom, package: str = "") -> dict
         return names
     if isinstance(node.names, cst.ImportStar):
         return names
-    base = (dotted(node.module) or "") if node.module else ""
-    if node.relative:
-        base = ".".join(part for part in (package, base) if part)
+    base = _imported_from(node, package)
     for alias in node.names:
         name = cst.ensure_type(alias.name, cst.Name).value
         bound = cst.ensure_type(alias.asname.name, cst.Name).value if alias.asname else name
         names[bound] = f"{base}.{name}" if base else name
     return names
+
+
+def _imported_from(node: cst.ImportFrom, package: str) -> str:
+    base = (dotted(node.module) or "") if node.module else ""
+    return ".".join(part for part in (package, base) if part) if node.relative else base
+
+
+def _star_names(name: str, folder: Path) -> dict[str, str]:
+    """What `from NAME import *` binds: of a file beside the user's, or of a module that is loaded; else nothing is known."""
+    beside = folder / (name.replace(".", "/") + ".py")
+    if beside.exists():
+        other = parse_module(str(beside))
+        own = {bound: f"{name}.{bound}" for bound in (*other.functions, *other.classes, *other.constants)}
+        return {bound: full for bound, full in {**other.imports, **own}.items() if not bound.startswith("_")}
+    loaded = sys.modules.get(name)
+    public = getattr(loaded, "__all__", None) or [
+        bound for bound in vars(loaded or object) if not bound.startswith("_")
+    ]
+    return {bound: f"{name}.{bound}" for bound in public}
 
 
 def _read_top_level(module: Module) -> None:
@@ -152,7 +169,9 @@ def _read_block(module: Module, body: Sequence[cst.CSTNode]) -> None:
 
 
 def _read_small(module: Module, node: cst.CSTNode) -> None:
-    if isinstance(node, (cst.Import, cst.ImportFrom)):
+    if isinstance(node, cst.ImportFrom) and isinstance(node.names, cst.ImportStar):
+        module.imports.update(_star_names(_imported_from(node, _package_of(module.file)), Path(module.file).parent))
+    elif isinstance(node, (cst.Import, cst.ImportFrom)):
         module.imports.update(imported_names(node, _package_of(module.file)))
     elif isinstance(node, cst.AugAssign) and isinstance(node.target, cst.Name):
         module.state.add(node.target.value)
