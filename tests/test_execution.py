@@ -16,6 +16,7 @@ from reference import mismatches, run_reference
 from toy import ToyActor, ToyConfig, ToyLearner, ToyNet, ToyTrainer, advance, digest, row
 
 from fdg.algorithms.dqn import DQN
+from fdg.algorithms.ppo import PPO
 from fdg.api import Agent, Trainer, pure
 from fdg.compiler import project
 from fdg.errors import FdgError, GraphError
@@ -219,6 +220,12 @@ def test_a_fine_program_is_told_so() -> None:
     result = launch(FineGrained, policy=COARSE, steps=5, iterations=2)
     assert result.calls[f"learner.{learn.name}"] == 10
     assert not graph_of(QLike).advice
+
+
+def test_a_list_that_goes_along_is_told_of() -> None:
+    fine = graph_of(PPO, SingleLearnerFine, actors=2).advice
+    assert any("`steps` goes to `learner` and back config.steps times" in advice for advice in fine), fine
+    assert not graph_of(PPO, actors=2).advice
 
 
 # What crosses --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fdg.compiler.cut import Cutter, RegionPlan
 from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
 from fdg.compiler.methods import Method
 from fdg.compiler.operations import OPERATIONS
-from fdg.compiler.ports import Handles, passed_on
+from fdg.compiler.ports import Handles, names_shown, passed_on
 from fdg.compiler.tree import code
 from fdg.compiler.vary import find_helper_call
 from fdg.graph import DRIVER, Edge, Operator
@@ -274,6 +274,7 @@ class Rates:
                 self.rates.setdefault(id(plan), []).append(self.rate([text for text, _ in loops]))
                 if sum(text not in ("?",) for text, _ in loops) > 1:
                     self.advise(plan, loops)
+                    self.advise_on_company(method, plan, loops)
             elif statement.kind == "each":
                 self.walk(method, statement.blocks["body"], loops)
             elif statement.kind == "simple" and statement.head.helpers:
@@ -329,6 +330,22 @@ class Rates:
             self.note(
                 f"{line}, because line {other.lines[0]} ({names}, on `{other.fragment}`) is in the same loop: "
                 f"move it behind the loop to make one call of it."
+            )
+
+    def advise_on_company(self, method: Method, plan: RegionPlan, loops: list[tuple[str, Statement]]) -> None:
+        """Values that go along because they may share parts with one that is changed: a list of steps, say, grows."""
+        shown = {name for statement in walk(plan.statements) for name in names_shown(statement, method)}
+        aliases = method.summary.aliases
+        times = " × ".join(text for text, _ in loops[1:] if text != "?")
+        along = [name for name in plan.restores if name not in shown]
+        changed = [name for name in plan.restores if name in shown]
+        changed = [name for name in changed if any(aliases.find(other) == aliases.find(name) for other in along)]
+        if changed:
+            names = ", ".join(f"`{name}`" for name in along)
+            self.note(
+                f"line {plan.lines[0]}: {names} {'go' if along[1:] else 'goes'} to `{plan.fragment}` and back {times} times per iteration, "
+                f"for parts that may be shared with `{changed[0]}`, which is changed there: slow where a list grows. A policy with "
+                f"all of this loop's calls in one fragment does without (single_learner_coarse)."
             )
 
     def note(self, text: str) -> None:
