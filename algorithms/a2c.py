@@ -94,8 +94,8 @@ class Policy(nn.Module):
         super().__init__()
         outputs = spec.n_actions if spec.discrete else spec.action_dim
         self.norm_obs = config.norm_obs
-        self.normalize: nn.Module = Normalizer(spec.obs_dim) if config.norm_obs else nn.Identity()
-        self.network = mlp(spec.obs_dim, outputs, config, last_gain=0.01)
+        self.normalize: nn.Module = Normalizer(spec.features) if config.norm_obs else nn.Identity()
+        self.network = mlp(spec.features, outputs, config, last_gain=0.01)
         self.log_std = None if spec.discrete else nn.Parameter(torch.full((outputs,), config.log_std_init))
 
     def sample(self, observation: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ class A2C(Trainer):
     config: A2CConfig
 
     def agent(self, spec: EnvSpec) -> Agent:
-        policy, critic = Policy(spec, self.config), mlp(spec.obs_dim, 1, self.config, last_gain=1.0)
+        policy, critic = Policy(spec, self.config), mlp(spec.features, 1, self.config, last_gain=1.0)
         return Agent(SamplingActor(policy), A2CLearner(policy, critic, self.config))
 
     def train(self) -> None:

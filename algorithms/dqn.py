@@ -139,7 +139,7 @@ class DQN(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         hidden = [self.config.hidden_dim, self.config.hidden_dim]
-        network = MLP(spec.obs_dim, spec.n_actions, num_cells=hidden, activation_class=nn.ReLU)
+        network = MLP(spec.features, spec.n_actions, num_cells=hidden, activation_class=nn.ReLU)
         return Agent(QActor(network, spec.n_actions), QLearner(network, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:

@@ -169,7 +169,7 @@ class PPO(Trainer):
     config: PPOConfig
 
     def agent(self, spec: EnvSpec) -> Agent:
-        policy, critic = Policy(spec, self.config), mlp(spec.obs_dim, 1, self.config, last_gain=1.0)
+        policy, critic = Policy(spec, self.config), mlp(spec.features, 1, self.config, last_gain=1.0)
         return Agent(SamplingActor(policy), PPOLearner(policy, critic, self.config))
 
     def train(self) -> None:

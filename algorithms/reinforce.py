@@ -64,7 +64,7 @@ class Policy(nn.Module):
     def __init__(self, spec: EnvSpec, hidden_dim: int, hidden_layers: int = 2) -> None:
         super().__init__()
         outputs = spec.n_actions if spec.discrete else spec.action_dim
-        self.network = MLP(spec.obs_dim, outputs, num_cells=[hidden_dim] * hidden_layers, activation_class=nn.Tanh)
+        self.network = MLP(spec.features, outputs, num_cells=[hidden_dim] * hidden_layers, activation_class=nn.Tanh)
         self.log_std = None if spec.discrete else nn.Parameter(torch.zeros(outputs))
 
     def forward(self, observation: torch.Tensor) -> Distribution:

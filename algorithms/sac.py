@@ -79,7 +79,7 @@ class Policy(nn.Module):
         super().__init__()
         self.bounds = ActionBounds(spec)
         self.network = MLP(
-            spec.obs_dim, 2 * spec.action_dim, num_cells=[hidden_dim, hidden_dim], activation_class=nn.ReLU
+            spec.features, 2 * spec.action_dim, num_cells=[hidden_dim, hidden_dim], activation_class=nn.ReLU
         )
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ class SAC(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
+        critics = Critics(spec.features + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(SamplingActor(policy), SACLearner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:

@@ -142,7 +142,7 @@ class Policy(nn.Module):
     def __init__(self, spec: EnvSpec, hidden_dim: int) -> None:
         super().__init__()
         self.bounds = ActionBounds(spec)
-        self.network = MLP(spec.obs_dim, spec.action_dim, num_cells=[hidden_dim, hidden_dim], activation_class=nn.ReLU)
+        self.network = MLP(spec.features, spec.action_dim, num_cells=[hidden_dim, hidden_dim], activation_class=nn.ReLU)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.bounds(self.network(observation).tanh())
@@ -234,7 +234,7 @@ class TD3(Trainer):
 
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.obs_dim + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
+        critics = Critics(spec.features + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
         return Agent(NoisyActor(policy, self.config.exploration_noise), TD3Learner(policy, critics, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:

@@ -72,6 +72,20 @@ class EnvSpec:
         return math.prod(self.observation_space.shape or ())
 
     @property
+    def features(self) -> int:
+        """`obs_dim`, where linear layers can take an observation as it is; a UsageError for images and bytes."""
+        space = self.observation_space
+        if len(space.shape or ()) != 1 or space.dtype == np.uint8:
+            wrapped = "gymnasium.wrappers.FlattenObservation({})"
+            if space.dtype == np.uint8:
+                wrapped = f"gymnasium.wrappers.DtypeObservation({wrapped}, np.float32)"
+            raise UsageError(
+                f"{self.id} observes {space}, and a row of floats is needed: {_returning(self.id, wrapped)}, or write an algorithm "
+                "with a network for such observations"
+            )
+        return self.obs_dim
+
+    @property
     def discrete(self) -> bool:
         """Whether an action is one of `n_actions`; otherwise it is `action_dim` numbers."""
         return hasattr(self.action_space, "n")

@@ -11,6 +11,7 @@ import torch
 from reference import mismatches, run_reference
 from tensordict import TensorDict
 
+from fdg import registry
 from fdg.algorithms.dqn import DQN, DQNConfig, QLearner
 from fdg.algorithms.reinforce import (
     REINFORCE,
@@ -326,3 +327,38 @@ def test_the_networks_are_torchrls() -> None:
     rows = torch.randn(5, 4)
     assert torch.equal(sides[0](rows), sides[1](rows))
     assert plan_of(sides[0]) and plan_of(sides[1])  # both take the quick way
+
+
+PIXELS = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Pixels(gymnasium.Env):
+    observation_space, action_space = spaces.Box(0, 255, (4, 4), np.uint8), {actions}
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {{}}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {{}}
+
+def make_env():
+    return Pixels()
+
+def make_flat():
+    return gymnasium.wrappers.DtypeObservation(gymnasium.wrappers.FlattenObservation(Pixels()), np.float32)
+"""
+
+
+@pytest.mark.parametrize("name", ["dqn", "reinforce", "a2c", "ppo", "td3", "sac"])
+def test_images_are_refused_with_what_to_write(name, tmp_path):
+    file = tmp_path / f"pixels_{name}.py"
+    actions = "spaces.Box(-1, 1, (2,))" if name in ("td3", "sac") else "spaces.Discrete(2)"
+    file.write_text(PIXELS.format(actions=actions))
+    trainer = registry.find_algorithm(name).load()
+    with pytest.raises(
+        UsageError, match=r"DtypeObservation\(.*FlattenObservation\(env\), np.float32\) from `make_env`"
+    ):
+        launch(trainer, env=f"{file}:make_env", iterations=1)
+    if name != "reinforce":  # its episodes would not end
+        assert launch(trainer, env=f"{file}:make_flat", iterations=1, eval_episodes=0).metrics["frames"] > 0
