@@ -32,16 +32,21 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def ratio(ours: Callable[[], Any], reference: Callable[[], Any], turns: int = 60, calls: int = 20) -> float:
-    """How many times as long as the reference: the best turn of each."""
+def assert_ratio_below(
+    limit: float, ours: Callable[[], Any], reference: Callable[[], Any], turns: int = 60, calls: int = 20
+) -> None:
+    """How many times as long as the reference, by the best turn of each. On a busy machine a good turn may take a while to
+    come: there are up to five times as many before the limit counts as missed."""
     best = {ours: float("inf"), reference: float("inf")}
-    for _ in range(turns):
+    for turn in range(1, 5 * turns + 1):
         for function in best:
             start = thread_time_ns()
             for _ in range(calls):
                 function()
             best[function] = min(best[function], thread_time_ns() - start)
-    return best[ours] / best[reference]
+        if turn % turns == 0 and best[ours] / best[reference] < limit:
+            return
+    assert best[ours] / best[reference] < limit
 
 
 def rows(n: int) -> TensorDict:
@@ -63,7 +68,7 @@ def test_a_step_costs_little_more_than_gymnasiums_own() -> None:
         td["action"] = actions
         td = step_mdp(env.step(td))
 
-    assert ratio(ours, lambda: theirs.step(actions.numpy())) < 2.0  # 1.5; once 2.3
+    assert_ratio_below(2.0, ours, lambda: theirs.step(actions.numpy()))  # 1.5; once 2.3
 
 
 def test_an_insert_costs_little_more_than_writing_the_columns() -> None:
@@ -77,7 +82,7 @@ def test_an_insert_costs_little_more_than_writing_the_columns() -> None:
         for array, column in zip(table, columns, strict=True):
             array[16:32] = column.numpy()
 
-    assert ratio(lambda: buffer.insert(0, td), by_hand) < 3.5  # 2.1
+    assert_ratio_below(3.5, lambda: buffer.insert(0, td), by_hand)  # 2.1
 
 
 def test_a_sample_costs_little_more_than_taking_the_rows() -> None:
@@ -90,7 +95,7 @@ def test_a_sample_costs_little_more_than_taking_the_rows() -> None:
         where = torch.randint(100_000, (256,)).numpy()
         return [torch.from_numpy(column.take(where, axis=0)) for column in columns]
 
-    assert ratio(lambda: buffer.sample(256), by_hand) < 3.2  # 2.1
+    assert_ratio_below(3.2, lambda: buffer.sample(256), by_hand)  # 2.1
 
 
 def test_a_prioritized_sample_and_update_cost_a_few_uniform_samples() -> None:
@@ -102,7 +107,7 @@ def test_a_prioritized_sample_and_update_cost_a_few_uniform_samples() -> None:
     def ours() -> None:
         prioritized.update_priority(prioritized.sample(256), priority)
 
-    assert ratio(ours, lambda: uniform.sample(256)) < 11.0  # 5.3
+    assert_ratio_below(11.0, ours, lambda: uniform.sample(256))  # 5.3
 
 
 def test_mujoco_rows_are_faster_than_gymnasiums_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +117,7 @@ def test_mujoco_rows_are_faster_than_gymnasiums_environments(monkeypatch: pytest
     actions = np.zeros((8, 6), np.float32)
     for side in (ours, theirs):
         side.reset(list(range(8)))
-    assert ratio(lambda: ours.step(actions), lambda: theirs.step(actions), calls=4) < 0.97  # 0.8
+    assert_ratio_below(0.97, lambda: ours.step(actions), lambda: theirs.step(actions), calls=4)  # 0.8
     ours.close()
     theirs.close()
 
@@ -125,7 +130,7 @@ def small_network() -> nn.Sequential:
 def test_a_policy_step_is_faster_than_the_modules_own(n: int, limit: float) -> None:
     network, x = small_network(), torch.randn(n, 4)
     with torch.no_grad():
-        assert ratio(lambda: fdg.fast(network, x), lambda: network(x)) < limit  # 0.57, 0.68
+        assert_ratio_below(limit, lambda: fdg.fast(network, x), lambda: network(x))  # 0.57, 0.68
 
 
 class Update:
@@ -161,7 +166,7 @@ class Update:
 
 def test_an_update_costs_little_more_than_one_by_hand() -> None:
     both = Update()
-    assert ratio(both.ours, both.by_hand) < 1.2  # 1.06
+    assert_ratio_below(1.2, both.ours, both.by_hand)  # 1.06
 
 
 def test_a_compiled_update_spends_little_outside_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,4 +181,4 @@ def test_a_compiled_update_spends_little_outside_of_the_code(monkeypatch: pytest
         step.code = lambda inputs: outputs
         monkeypatch.setattr(sites, "CHECKED", ())
         monkeypatch.setattr(sites, "SELDOM", 10**9)
-        assert ratio(lambda: update(both.optimizer, both.loss, (both.batch,)), both.ours) < 0.08  # 0.03
+        assert_ratio_below(0.08, lambda: update(both.optimizer, both.loss, (both.batch,)), both.ours)  # 0.03
