@@ -3,8 +3,8 @@
 In each of a frame's many steps MuJoCo looks for bodies that are near each other, sorts what it finds, and then drops most pairs
 because their masks say that they never collide. Of a walking robot only a few pairs are left, the same in every
 step: the floor and a leg. `quick_model` names them beforehand, as `<contact><pair>` in a model file would, so that there is nothing to look
-for; and it does not ask which constraints are independent of each other, since a single robot is one island. Both take some
-15 to 20 % of the simulation's time on Ant-v5, and change no bit of it, which is tried before such a model is used.
+for; and it does not ask which constraints are independent of each other, since a single robot is one island. Both take a
+good part of the simulation's time, and change no bit of it, which is tried before such a model is used.
 """
 
 from __future__ import annotations

@@ -313,7 +313,8 @@ def test_policies_give_the_same_parameters_and_logs(here):
 
 def test_names_that_a_star_imports_are_known(here):
     base = "from fdg import *\nfrom fdg.algorithms.dqn import DQN\n\ndef halved(x):\n    return x / 2\n"
-    (here / "starred_base.py").write_text(base)
+    (here / "starred_base.py").write_text(base + "from starred_too import *\n")
+    (here / "starred_too.py").write_text("from starred_base import *\n")  # Python does not mind
     (here / "starred.py").write_text(STARS)
     policies = "local,single_learner_coarse"
     assert "equal" in ran("compare", "starred.py", "--actors", "2", "--iterations", "2", "--dist-policy", policies)

@@ -133,11 +133,21 @@ def _imported_from(node: cst.ImportFrom, package: str) -> str:
     return ".".join(part for part in (package, base) if part) if node.relative else base
 
 
+_reading: set[Path] = set()
+"""Files whose names are being collected for a star."""
+
+
 def _star_names(name: str, folder: Path) -> dict[str, str]:
     """What `from NAME import *` binds: of a file beside the user's, or of a module that is loaded; else nothing is known."""
     beside = folder / (name.replace(".", "/") + ".py")
+    if beside in _reading:  # two files that import each other
+        return {}
     if beside.exists():
-        other = parse_module(str(beside))
+        _reading.add(beside)
+        try:
+            other = parse_module(str(beside))
+        finally:
+            _reading.discard(beside)
         own = {bound: f"{name}.{bound}" for bound in (*other.functions, *other.classes, *other.constants)}
         return {bound: full for bound, full in {**other.imports, **own}.items() if not bound.startswith("_")}
     loaded = sys.modules.get(name)
