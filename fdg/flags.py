@@ -58,8 +58,8 @@ def read_config(
     else the class's default.
     """
     values = {name: value for name, value in given.items() if value is not None}
-    set_ones = parse_settings(cls, settings)
-    for name, value in [*parse_flags(cls, extra, known).items(), *set_ones.items()]:
+    chosen = parse_settings(cls, settings)  # first: its messages are the better ones
+    for name, value in [*parse_flags(cls, extra, known).items(), *chosen.items()]:
         if name in values:
             raise UsageError(f"{name} is given twice: {values[name]} and {value}")
         values[name] = value
