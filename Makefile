@@ -15,7 +15,7 @@ help:  ## this list
 
 env: $(INSTALLED)  ## .venv with FDG and all it needs, in the tested versions (PYTHON=python3.12 to choose another Python)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt runtime/_native.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "FDG needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) --version 2>&1`; name another: make env PYTHON=python3.12" >&2; \
 	  exit 1; }
@@ -62,5 +62,5 @@ learning: env  ## what the algorithms learn, beside Stable-Baselines3: hours; st
 	$(BIN)/python benchmarks/learning
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info runtime/_native.*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,7 +9,20 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, fast, step_mdp
+from fdg import (
+    Actor,
+    Adam,
+    Agent,
+    Config,
+    EnvSpec,
+    Learner,
+    ReplayBuffer,
+    Trainer,
+    UsageError,
+    epsilon_greedy,
+    fast,
+    step_mdp,
+)
 from fdg.networks import MLP
 
 
@@ -73,13 +86,11 @@ class DQNConfig(Config):
 class QActor(Actor):
     """Takes the action of the highest value, or now and then a random one."""
 
-    def __init__(self, network: nn.Module, n_actions: int) -> None:
-        self.network, self.n_actions = network, n_actions
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
 
     def act(self, td: TensorDict, epsilon: float) -> TensorDict:
-        greedy = fast(self.network, td["observation"]).argmax(-1)
-        explore = torch.rand(*greedy.shape) < epsilon
-        td["action"] = torch.where(explore, torch.randint(self.n_actions, greedy.shape), greedy)
+        td["action"] = epsilon_greedy(fast(self.network, td["observation"]), epsilon)
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
@@ -140,7 +151,7 @@ class DQN(Trainer):
     def agent(self, spec: EnvSpec) -> Agent:
         hidden = [self.config.hidden_dim, self.config.hidden_dim]
         network = MLP(spec.features, spec.n_actions, num_cells=hidden, activation_class=nn.ReLU)
-        return Agent(QActor(network, spec.n_actions), QLearner(network, self.config))
+        return Agent(QActor(network), QLearner(network, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
         config = self.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -83,12 +84,14 @@ class PolicyActor(Actor):
     def act(self, td: TensorDict) -> TensorDict:
         """For all environments; or, when most of them are not to move, for the others."""
         observation, moves = td["observation"], td.get("_step", None)
-        rows = None if moves is None else moves.nonzero().squeeze(-1)
+        rows = None if moves is None else moves.numpy().nonzero()[0]  # numpy: half the time of torch for a few rows
         if rows is None or 2 * len(rows) >= len(observation):
             td["action"] = self.sample(observation)
         else:
-            action = self.sample(observation.index_select(0, rows))
-            td["action"] = action.new_zeros(len(observation), *action.shape[1:]).index_copy_(0, rows, action)
+            moved = self.sample(torch.from_numpy(observation.numpy().take(rows, axis=0))).numpy()
+            action = np.zeros((len(observation), *moved.shape[1:]), moved.dtype)
+            action[rows] = moved
+            td["action"] = torch.from_numpy(action)
         return td
 
     def sample(self, observation: torch.Tensor) -> torch.Tensor:

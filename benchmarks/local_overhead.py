@@ -92,7 +92,7 @@ class Overhead(DQN):
         network = torch.nn.Sequential(
             torch.nn.Linear(spec.obs_dim, 64), torch.nn.ReLU(), torch.nn.Linear(64, spec.n_actions)
         )
-        return Agent(QActor(network, spec.n_actions), PlainLearner(network))
+        return Agent(QActor(network), PlainLearner(network))
 
     def train(self) -> None:
         msrl, self.td = self.msrl, self.msrl.env_reset()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fdg.graph import Graph
     from fdg.msrl import MSRL
     from fdg.normalize import Normalizer, RewardScaler
-    from fdg.policy_step import fast, sample_categorical, sample_normal
+    from fdg.policy_step import epsilon_greedy, fast, sample_categorical, sample_normal
     from fdg.runtime.callbacks import Callback, StopTraining
     from fdg.runtime.environments import EnvSpec, stack, step_mdp
     from fdg.runtime.replay import ReplayBuffer
@@ -29,7 +29,7 @@ _HOME = {
     "fdg.api": ("Actor", "Agent", "Learner", "Trainer", "pure"),
     "fdg.config": ("Config",),
     "fdg.errors": ("CompileError", "FdgError", "GraphError", "PolicyError", "RunError", "UsageError"),
-    "fdg.policy_step": ("fast", "sample_categorical", "sample_normal"),
+    "fdg.policy_step": ("epsilon_greedy", "fast", "sample_categorical", "sample_normal"),
     "fdg.graph": ("Graph",),
     "fdg.msrl": ("MSRL",),
     "fdg.normalize": ("Normalizer", "RewardScaler"),
@@ -61,6 +61,7 @@ __all__ = [
     "StopTraining",
     "Trainer",
     "UsageError",
+    "epsilon_greedy",
     "fast",
     "launch",
     "pure",

@@ -51,6 +51,7 @@ def examine() -> Iterator[Finding]:
     yield imports("torch")
     yield imports("torchrl")
     yield torchrl_compiled_part()
+    yield compiled_steps()
 
 
 def version(name: str) -> str:
@@ -110,6 +111,16 @@ def compiler() -> Finding:
         return Finding("C++ compiler", "ok", f"{found}, for --compile-update")
     seen = f"CXX is {os.environ['CXX']}, which is not there" if "CXX" in os.environ else "none"
     return Finding("C++ compiler", "note", seen, "install g++ or clang++, if you want --compile-update")
+
+
+def compiled_steps() -> Finding:
+    """FDG's own compiled part."""
+    from fdg.runtime.native import native
+
+    if native is not None:
+        return Finding("compiled steps", "ok", "loaded: CartPole's and MuJoCo's rows are stepped by them")
+    step = "install a C compiler and then FDG again, if you want quicker steps of CartPole and MuJoCo"
+    return Finding("compiled steps", "note", "not there: FDG was installed without a C compiler", step)
 
 
 def cache() -> Finding:

@@ -21,6 +21,7 @@ import numpy as np
 
 from fdg.errors import CheckpointError, UsageError, did_you_mean
 from fdg.registry import import_file, parse_file, split_file
+from fdg.runtime.native import native
 
 if TYPE_CHECKING:
     import gymnasium
@@ -149,6 +150,24 @@ class Rows(Protocol):
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:
         """Take a step in every row, or in those that are live: the others stay where they are, and have no reward."""
 
+    fills: bool
+    """Whether `fill` and `begin` can take the place of `step`."""
+
+    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+        """A step in compiled code, from and to memory at the given addresses: actions (int64 [E], or float32 [E, A]), which
+        rows are live (bool [E]; 0: all), and what comes of it: observation, the observation to go on from (float32),
+        reward (float32), done, terminated, truncated (bool). Also adds to the returns and lengths of episodes.
+
+        Twice the number of rows that moved, and 1 more if an episode ended; -1 if an action cannot be taken: then
+        nothing has moved."""
+
+    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+        """Begin new episodes in rows that ended in `fill`, and write where they go on from to `first`."""
+
+    @property
+    def standing(self) -> np.ndarray:
+        """Where all rows are after `fill`; its own memory, changed by the next one."""
+
     def state(self) -> dict[str, Any]:
         """Where all rows are, for a checkpoint: {"how": …, "data": …, "why": …}, see `envstate`."""
 
@@ -166,8 +185,16 @@ class _Readable:
     """Rows whose state is that of some environments, read and set by `envstate` (imported late: it needs torch)."""
 
     private_random = False
+    fills = False
+    standing: np.ndarray
     _recorder: Any = None
     """Records actions where environments cannot be read."""
+
+    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+        raise NotImplementedError
+
+    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+        raise NotImplementedError
 
     def _environments(self) -> list[Any]:
         raise NotImplementedError
@@ -218,8 +245,7 @@ class SyncRows(_Readable):
         self.action_space = self.vector.single_action_space
         self._shape = (num_envs, *(self.observation_space.shape or ()))
         self._watched, self._id = False, env_id
-        self._standing = np.zeros(self._shape, self.observation_space.dtype)
-        """Where all rows are: the observations that they go on from."""
+        self.standing = np.zeros(self._shape, self.observation_space.dtype)
 
     def _environments(self) -> list[Any]:
         return list(self.vector.envs)
@@ -237,7 +263,7 @@ class SyncRows(_Readable):
             raise
         if not self._watched:
             self._watch(each)
-        self._standing = first
+        self.standing = first
         return first
 
     def _watch(self, seeds: Sequence[int | None]) -> None:
@@ -257,29 +283,36 @@ class SyncRows(_Readable):
         ended, first = terminated | truncated, final
         if ended.any():
             first = final.copy()
-            for row in np.flatnonzero(ended).tolist():
-                if recorder is not None:
-                    recorder.resets(row)
-                try:
-                    first[row] = self.vector.envs[row].reset()[0]
-                except (ValueError, TypeError) as error:
-                    if not _is_environments_own(error):
-                        raise self._no_reset(error) from error
-                    raise
-        self._standing = first
+            self._reset_rows(ended, first)
+        self.standing = first
         return final, first, reward, terminated, truncated
+
+    def _reset_rows(self, ended: np.ndarray, first: np.ndarray) -> None:
+        for row in np.flatnonzero(ended).tolist():
+            if self._recorder is not None:
+                self._recorder.resets(row)
+            try:
+                first[row] = self.vector.envs[row].reset()[0]
+            except (ValueError, TypeError) as error:
+                if not _is_environments_own(error):
+                    raise self._no_reset(error) from error
+                raise
+
+    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+        self._reset_rows(ended, first)
+        self.standing[ended] = first[ended]
 
     def load_state(self, state: dict[str, Any], at: np.ndarray | None) -> None:
         super().load_state(state, at)
         if at is not None:
-            self._standing = at
+            self.standing = at.copy()
 
     def _advance(
         self, actions: np.ndarray, rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Take a step in some rows; observation, reward, terminated, truncated, of all rows."""
         count, envs = self._shape[0], self.vector.envs
-        final, reward = self._standing.copy(), np.zeros(count)
+        final, reward = self.standing.copy(), np.zeros(count)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         seen: Any = None
         try:
@@ -323,17 +356,12 @@ class SyncRows(_Readable):
         self.vector.close()
 
 
-FEW = 6
-"""CartPoles up to which Python's numbers are quicker than arrays."""
-
-
 class CartPoleRows(_Readable):
     """Gymnasium's own vectorised CartPole: all rows in a few numpy expressions.
 
     It knows only next-step resets. Finished rows are therefore given their new state here, drawn from its own
     generator as it would have done, and it never hears that one is waiting. Its `step` is written anew: the same
-    operations in the same order, by Python's numbers where rows are few, else by half as many calls of numpy. The tests
-    compare the bits.
+    operations in the same order, in compiled code (`fill`) or by half as many calls of numpy. The tests compare the bits.
     """
 
     private_random = True
@@ -357,10 +385,29 @@ class CartPoleRows(_Readable):
         # as arrays: numpy makes one of a Python number in every call, which takes half as long as the call itself
         self._one, self._longest = np.array(1, np.int32), np.array(vector.max_episode_steps, np.int32)
         self._arrays = [np.array(number) for number in self._numbers]
-        self._moved = self._moved_by_numbers if num_envs <= FEW else self._moved_by_arrays
         self._change = np.empty((4, num_envs))
         """What a step adds to the state."""
         self._cosine, self._sine, self._inertia, self._pull = np.empty((4, num_envs))
+        self.fills = native is not None
+        self.standing = np.empty((num_envs, 4), np.float32)
+        self._settings = np.array([*self._numbers, vector.force_mag, *limits[:, 0]])
+
+    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+        vector = self.vector
+        angle = vector.state[2]
+        cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)
+        found: int = native.cartpole(
+            *(vector.state, vector.steps, cosine, sine, self._settings, self.standing, returns, lengths),
+            *(len(lengths), vector.max_episode_steps, action, live, *out),
+        )
+        return found
+
+    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+        vector = self.vector
+        count = np.count_nonzero(ended)
+        vector.state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=(4, count))
+        vector.steps[ended] = 0
+        first[ended] = self.standing[ended] = vector.state.T[ended]
 
     def _environments(self) -> list[Any]:
         return [self.vector]
@@ -387,21 +434,8 @@ class CartPoleRows(_Readable):
             first = state.T.astype(np.float32, order="C")
         return final, first, self._ones.copy() if live is None else live.astype(np.float32), terminated, truncated
 
-    def _moved_by_numbers(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
+    def _moved(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
         """The state one step of Euler's method later; its rows are x, its speed, theta, its speed."""
-        mass, pole, leverage, gravity, length, tau, third = self._numbers
-        angles = state[2]
-        moved = []
-        for x, speed, angle, angular, cosine, sine, pushed in zip(
-            *state.tolist(), np.cos(angles).tolist(), np.sin(angles).tolist(), force.tolist(), strict=True
-        ):
-            push = (leverage * (angular * angular) * sine + pushed) / mass
-            turn = (gravity * sine - cosine * push) / (length * (third - pole * (cosine * cosine) / mass))
-            push -= leverage * turn * cosine / mass
-            moved.append((x + tau * speed, speed + tau * push, angle + tau * angular, angular + tau * turn))
-        return np.array([*zip(*moved, strict=True)])
-
-    def _moved_by_arrays(self, state: np.ndarray, force: np.ndarray) -> np.ndarray:
         mass, pole, leverage, gravity, length, tau, third = self._arrays
         change, angle, angular = self._change, state[2], state[3]
         cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)

@@ -25,6 +25,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from fdg.errors import CheckpointError, UsageError, did_you_mean
 from fdg.runtime.backends import ALIASES, BACKENDS, Rows, Step, backend_for, make_rows, resolve_env
+from fdg.runtime.values import plain
 
 if TYPE_CHECKING:
     import gymnasium
@@ -152,6 +153,8 @@ class Environment:
             None if spec.discrete else [np.stack([at] * spec.num_envs) for at in (space.low, space.high)]
         )
         self._action_shape = (spec.num_envs, *space.shape)
+        self._action_dtype = torch.int64 if spec.discrete else torch.float32
+        self._observed = (spec.num_envs, *(spec.observation_space.shape or ()))
 
     def reset(self, seed: int | None = None) -> TensorDict:
         """Begin new episodes in all rows; the first time, or when a seed is given, from the seed."""
@@ -174,6 +177,17 @@ class Environment:
     def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take `td["action"]` in every row; returns `td` with `next` filled. Other entries of `next` are kept."""
         entries = self._check(td)
+        following = self._filled(td, entries) if self._rows.fills else None
+        if following is None:
+            following = self._stepped(td, entries)
+        written = entries.get("next")  # what the actor wrote for the next step, such as a recurrent state
+        if written is not None:
+            following = {**dict(written.items()), **following}
+        _put(td, "next", _tensordict(following, self._size, [*_NAMES]))
+        return td
+
+    def _stepped(self, td: TensorDictBase, entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """What follows, by way of numpy."""
         actions, cut = self._actions(td, entries.get("action")), self._cut
         live = self._live(td) if "_step" in entries else None
         final, first, reward, terminated, truncated = self._rows.step(actions, live) if cut is None else cut
@@ -184,11 +198,9 @@ class Environment:
         self._lengths += self._one if live is None else live
         self._restarted = 1 in ended.tobytes()  # a fifth of the time of ended.any()
         if self._restarted:
-            if cut is None:
-                self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
-            self._returns[ended], self._lengths[ended] = 0, 0
+            self._end_episodes(ended, cut is None)
         observation = final.astype(self._dtype, order="C")  # a copy in any case
-        following = {
+        return {
             "observation": torch.from_numpy(observation),
             "reset_observation": torch.from_numpy(observation.copy()) if first is final else self._observation(first),
             "reward": torch.from_numpy(reward.astype(np.float32, copy=False)[:, None]),
@@ -196,11 +208,45 @@ class Environment:
             "terminated": torch.from_numpy(terminated[:, None]),
             "truncated": torch.from_numpy(truncated[:, None]),
         }
-        written = entries.get("next")  # what the actor wrote for the next step, such as a recurrent state
-        if written is not None:
-            following = {**dict(written.items()), **following}
-        _put(td, "next", _tensordict(following, self._size, [*_NAMES]))
-        return td
+
+    def _filled(self, td: TensorDictBase, entries: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+        """What follows, by compiled code; None if what was given needs a second look."""
+        action: Any = entries.get("action")
+        live = entries.get("_step")
+        if self._cut is not None or not plain(action, self._action_dtype, self._action_shape):
+            return None
+        if live is not None and not plain(live, torch.bool, self._size):
+            return None
+        rows = self.spec.num_envs
+        following = {
+            "observation": torch.empty(self._observed),
+            "reset_observation": torch.empty(self._observed),
+            "reward": torch.empty(rows, 1),
+            "done": torch.empty(rows, 1, dtype=torch.bool),
+            "terminated": torch.empty(rows, 1, dtype=torch.bool),
+            "truncated": torch.empty(rows, 1, dtype=torch.bool),
+        }
+        out = [part.data_ptr() for part in following.values()]
+        moved = self._rows.fill(
+            action.data_ptr(), 0 if live is None else live.data_ptr(), out, self._returns, self._lengths
+        )
+        if moved < 0:
+            return None
+        if live is not None:
+            _take_out(td, "_step")
+        self.frames += moved >> 1
+        self._restarted = bool(moved & 1)
+        if self._restarted:
+            ended = following["done"].numpy().reshape(-1)
+            self._end_episodes(ended)
+            self._rows.begin(ended, following["reset_observation"].numpy())
+        self._at = self._rows.standing
+        return following
+
+    def _end_episodes(self, ended: np.ndarray, counted: bool = True) -> None:
+        if counted:
+            self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+        self._returns[ended], self._lengths[ended] = 0, 0
 
     def drain_episodes(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes finished since the last call; rows in order within a step."""
@@ -311,8 +357,7 @@ class Environment:
 
     def _live(self, td: TensorDictBase) -> np.ndarray | None:
         """Which rows are to move; None: all of them."""
-        plain = type(td) is TensorDict and not td.is_locked
-        given = td._tensordict.pop("_step") if plain else td.pop("_step")  # type: ignore[attr-defined]
+        given = _take_out(td, "_step")
         if not isinstance(given, torch.Tensor) or given.dtype != torch.bool or given.numel() != self.spec.num_envs:
             seen = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
             raise UsageError(
@@ -401,6 +446,12 @@ def _tensordict(
 def _entries(td: TensorDictBase) -> Mapping[str, Any]:
     """The entries of a TensorDict, as it holds them: its own methods take a µs each."""
     return td._tensordict if type(td) is TensorDict else dict(td.items())  # type: ignore[attr-defined]
+
+
+def _take_out(td: TensorDictBase, key: str) -> Any:
+    """`td.pop(key)`."""
+    plain = type(td) is TensorDict and not td.is_locked
+    return td._tensordict.pop(key) if plain else td.pop(key)  # type: ignore[attr-defined]
 
 
 def _put(td: TensorDictBase, key: str, value: TensorDict) -> None:

@@ -170,8 +170,8 @@ class FlameTable(Table):
     def _column(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Column:
         return Column.empty(key, shape, dtype, 0)
 
-    def keep(self, at: int, td: TensorDictBase) -> bool:
-        return False  # others may read the cache
+    def put(self, at: int, td: TensorDictBase) -> bool:
+        return False
 
     def write(self, at: int, values: Sequence[np.ndarray], start: int, stop: int) -> None:
         self.blocks.write(np.arange(at, at + stop - start), [value[start:stop] for value in values])

@@ -1,27 +1,25 @@
 """MuJoCo's locomotion tasks, stepped without Gymnasium's Python around each simulation.
 
 `MujocoRows` keeps Gymnasium's environments: they are made, seeded, reset and saved as ever. Only a step goes another way.
-MuJoCo advances each row's simulation, on all CPUs that this process may use (it lets go of Python's lock meanwhile), with
-one model for all rows, which stays in the cache. Then observations, rewards and ends of all rows are computed at once, from
-Gymnasium's settings, by the same operations in the same order. So every bit is what `env.step` would have given, however
-many threads there are; the tests compare.
+MuJoCo advances each row's simulation, with one model for all rows, which stays in the cache. Then observations,
+rewards and ends are computed from Gymnasium's settings, by the same operations in the same order. So every bit is
+what `env.step` would have given; the tests compare.
+
+`fill` does all of it in compiled code (_native.c), on all CPUs that this process may use, however many threads that are
+with the same bits. `step` does it with numpy, all rows at once and one simulation after the other, where there is no compiled code.
 
 Helper threads work only where a CPU is idle. A worker with a CPU of its own has one too: when another worker has finished
 its episodes, or waits, the helper works on that one's CPU.
-
-    rows                  `sync`     here, 1 CPU    here, 2 CPUs
-    64 HalfCheetah-v5     22 k       29 k           50 k frames/s
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +27,7 @@ import numpy as np
 from fdg.capacity import cores, lent
 from fdg.runtime.backends import SyncRows
 from fdg.runtime.mujoco_model import quick_model
+from fdg.runtime.native import native
 
 ENOUGH = 80e-6
 """Seconds of work for a thread; with less to do, waking it takes longer than it saves."""
@@ -83,23 +82,6 @@ TASKS = {
 }
 
 
-class Job:
-    """Rows of one step, of which each thread takes the next that nobody has."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.rows: Iterator[int] = iter(rows)
-        self.count = len(rows)
-        self.finished: list[int] = []
-        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
-        """From each helper, when it found no more rows: what it raised."""
-
-    def wait(self) -> None:
-        """Until every row is finished. A helper that comes when all are taken is not waited for."""
-        while len(self.finished) < self.count:
-            if (error := self.done.get()) is not None:
-                raise error
-
-
 class MujocoRows(SyncRows):
     """Rows of one of `TASKS`."""
 
@@ -116,15 +98,44 @@ class MujocoRows(SyncRows):
         for env in inner:
             env.model = self.one.model
         self._frames, self._seconds_per_frame = self.one.frame_skip, self.one.dt
-        self._simulations = [env.data for env in inner]
-        self._views = [self._view(env.data) for env in inner]
         model = self._model = quick_model(self.one)
         self._qpos, self._qvel = np.zeros((num_envs, model.nq)), np.zeros((num_envs, model.nv))
         self._path = np.zeros((2, num_envs))
         self._contacts = np.zeros((num_envs, model.nbody, 6)) if self.task.contacts else None
-        self._helpers: list[threading.Thread] = []
         self._seconds = 0.0  # for a row, as last measured
-        self._work: SimpleQueue[Job | None] = SimpleQueue()
+        self._functions = _functions(mujoco, self.task.contacts)
+        self.fills = native is not None and len(self._functions) == 2
+        self._bind()
+
+    def _bind(self) -> None:
+        """Look where the simulations are. A copy of these rows has others."""
+        inner: list[Any] = [env.unwrapped for env in self.vector.envs]
+        self._bound_for = id(self)
+        self._simulations = [env.data for env in inner]
+        self._views = [self._view(env.data) for env in inner]
+        if self.fills:
+            memory = [[array.ctypes.data for array in view] for view in self._views]
+            each = zip(self._simulations, memory, strict=True)
+            self._memory = np.array([(data._address, *arrays) for data, arrays in each], np.int64)
+            self._sizes, self._numbers = _settings(self.task, self.one, self._model)
+            space: Any = self.action_space
+            self._low, self._high = (np.array(bound, np.float32) for bound in (space.low, space.high))
+
+    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+        if self._bound_for != id(self):
+            self._bind()
+        if self.standing.dtype != np.float32:
+            self.standing = self.standing.astype(np.float32)
+        rows, width = self.standing.shape
+        found = native.locomotion(
+            *(self._memory, self._sizes, self._numbers, self._low, self._high, self.standing, returns, lengths),
+            *(self.vector.envs, rows, width, self._model._address, *self._functions, self._frames),
+            *(self._helpers_for(rows), action, live, *out),
+        )
+        if found is None:
+            return -1
+        moved, self._seconds = found
+        return int(moved)
 
     def _view(self, data: Any) -> tuple[Any, ...]:
         """The memory of a row's simulation. The distance covered is that of the first joint, or of the torso as of the last
@@ -135,12 +146,14 @@ class MujocoRows(SyncRows):
     def _advance(
         self, actions: np.ndarray, rows: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        if self._bound_for != id(self):
+            self._bind()
         count = len(self._simulations)
         if len(rows) == count:
             return self._moved(actions, rows)
         which = np.array(rows, np.intp)
         observation, *others = self._moved(actions[which], rows)
-        final = self._standing.copy()
+        final = self.standing.copy()
         final[which] = observation
         full = [np.zeros(count, part.dtype) for part in others]
         for everywhere, part in zip(full, others, strict=True):
@@ -173,14 +186,16 @@ class MujocoRows(SyncRows):
         return np.concatenate(parts, axis=1), reward, terminated, truncated
 
     def _simulate(self, rows: Sequence[int], actions: np.ndarray, truncated: np.ndarray) -> None:
-        """Advance some rows. What Python does is done before and after: between two steps of MuJoCo, threads would wait
-        for its lock, and sleeping takes longer than a row."""
+        """Advance some rows."""
         all_qpos, all_qvel, contacts, views = self._qpos, self._qvel, self._contacts, self._views
         before, after = self._path
         for at, row in enumerate(rows):
             control, place, _, _, _ = views[row]
             control[:], before[at] = actions[at], place[0]
-        self._run_timed(rows)
+        for row in rows:
+            self._step(self._model, self._simulations[row], self._frames)
+            if contacts is not None:
+                self._forces(self._model, self._simulations[row])
         for at, row in enumerate(rows):
             _, place, all_qpos[at], all_qvel[at], forces = views[row]
             after[at] = place[0]
@@ -190,70 +205,45 @@ class MujocoRows(SyncRows):
             limit._elapsed_steps += 1
             truncated[at] = limit._elapsed_steps >= limit._max_episode_steps
 
-    def _run_timed(self, rows: Sequence[int]) -> None:
-        helpers = self._helpers_for(len(rows))
-        start = perf_counter()
-        if not helpers:
-            for row in rows:
-                self._run_row(self._simulations[row])
-            self._seconds = (perf_counter() - start) / len(rows) if rows else self._seconds
-            return
-        job = Job(rows)
-        for _ in range(helpers):
-            self._work.put(job)
-        try:
-            own = self._run(job)
-        except BaseException:  # an interrupt, say: nobody moves a row any more when it is heard of
-            job.rows = iter(())
-            for _ in range(helpers):
-                job.done.get()
-            raise
-        if own:
-            self._seconds = (perf_counter() - start) / own
-        job.wait()
-
     def _helpers_for(self, rows: int) -> int:
         """How many helpers have enough to do; they are there when this returns."""
         count = int(rows * self._seconds / ENOUGH) - 1
         if count < 1:
             return 0
         count = min(max(cores(), 2 if lent() else 1) - 1, count)
-        if self._helpers and not self._helpers[0].is_alive():  # in a forked process none is
-            self._helpers = []
-        while len(self._helpers) < count:
-            self._helpers.append(threading.Thread(target=self._help, daemon=True))
-            self._helpers[-1].start()
+        while native.helpers() < count:
+            thread = native.helper()
+            # only where a CPU has nothing else to do: a helper that is not let run takes no row, and nobody waits for it
+            with contextlib.suppress(OSError, AttributeError):
+                os.sched_setaffinity(thread, os.sched_getaffinity(0) | lent())
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
         return count
 
-    def _run(self, job: Job) -> int:
-        """Advance rows that nobody has taken, until there are none; how many these were."""
-        count = 0
-        while (row := next(job.rows, None)) is not None:
-            self._run_row(self._simulations[row])
-            job.finished.append(row)
-            count += 1
-        return count
 
-    def _run_row(self, simulation: Any) -> None:
-        self._step(self._model, simulation, self._frames)
-        if self._contacts is not None:
-            self._forces(self._model, simulation)
+def _functions(mujoco: Any, contacts: bool) -> list[int]:
+    """Where MuJoCo's own functions are: a step, and the forces of contacts if wanted; empty if they are not found."""
+    try:
+        library = ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco.*"))))
+        step, forces = library.mj_step, library.mj_rnePostConstraint
+    except (StopIteration, OSError, AttributeError):
+        return []
+    found = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (step, forces)]
+    return found if contacts else [found[0], 0]
 
-    def _help(self) -> None:
-        """Only where a CPU has nothing else to do: a helper that is not let run has taken no row, and nobody waits for it."""
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setaffinity(0, os.sched_getaffinity(0) | lent())
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        while (job := self._work.get()) is not None:
-            error = None
-            try:
-                self._run(job)
-            except BaseException as raised:
-                error = raised
-            job.done.put(error)
 
-    def close(self) -> None:
-        for _ in self._helpers:
-            self._work.put(None)
-        self._helpers = []
-        super().close()
+def _settings(task: Task, one: Any, model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What _native.c wants to know of a task, in the order of its two lists."""
+    kinds: list[Any] = [None, _hopper, _walker, _ant]
+    health = kinds.index(task.healthy)
+    forces = 6 * model.nbody if task.contacts else 0
+    ends = task.healthy is not None and one._terminate_when_unhealthy
+    sizes = [model.nq, model.nv, model.nu, forces, task.skipped, task.clipped, health, ends]
+
+    def pair(name: str) -> tuple[float, float]:
+        return tuple(getattr(one, name, (0.0, 0.0)))  # type: ignore[return-value]
+
+    ranges = [pair(f"_healthy_{name}_range") for name in ("z", "angle", "state")]
+    numbers = [one.dt, one._forward_reward_weight, getattr(one, "_healthy_reward", 0.0), one._ctrl_cost_weight]
+    numbers += [getattr(one, "_contact_cost_weight", 0.0), *pair("_contact_force_range")]
+    numbers += [number for limits in ranges for number in limits]
+    return np.array(sizes, np.int64), np.array(numbers, np.float64)

@@ -100,7 +100,7 @@ class Shard:
         written, capacity = int(self.written[home]), self.capacity
         slot = written % capacity
         regular = slot + count <= capacity and (self.n_step == 1 or td.batch_size[-1] == self.width)
-        if regular and self.table.keep(home * capacity + slot, td):
+        if regular and self.table.put(home * capacity + slot, td):
             self.written[home] = written + count
             return count
         values = self.table.values(td)

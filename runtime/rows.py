@@ -6,7 +6,6 @@ taking 64 rows 0.6 µs (torch 2.5).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from fdg.errors import UsageError
+from fdg.runtime.native import native
 
 Key = tuple[str, ...]
 
@@ -28,9 +28,6 @@ MASS = "_mass"
 _RESERVED = {(INDEX,), (MASS,), *((name,) for name in WEIGHTS)}
 _NO_DATA = {("next", "reset_observation"), ("reset_observation",)}  # a message from the environment to the next step
 _STAND_IN = {1: torch.uint8, 2: torch.int16}  # by size: how dtypes that numpy lacks (bfloat16, float8) are stored
-
-_SMALL, _TOGETHER = 4096, 64
-"""Bytes up to which a step's rows wait for others, and how many steps are then written at once."""
 
 # The constructor's checks cost 15 µs a batch; what is built here is consistent by construction.
 _tensordict = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -70,8 +67,6 @@ class Layout(NamedTuple):
     """Of the root (None) and of each TensorDict in it."""
     columns: list[tuple[int, str, torch.dtype, tuple[int, ...]]]
     """In which of these, under which name, of what kind."""
-    kinds: list[tuple[torch.dtype, tuple[int, ...], list[tuple[int, str]], list[int]]]
-    """Columns that are alike, and so can be copied together: the copy's dtype and shape, where they are, and which."""
 
     @classmethod
     def of(cls, td: TensorDictBase, columns: Sequence[Column]) -> Layout | None:
@@ -90,17 +85,7 @@ class Layout(NamedTuple):
             (places.index(column.key[0] if column.key[1:] else None), column.key[-1], column.dtype, shape)
             for column, shape in zip(columns, shapes, strict=True)
         ]
-        same: dict[tuple[torch.dtype, tuple[int, ...]], list[int]] = {}
-        for index, (_, _, dtype, shape) in enumerate(where):
-            same.setdefault((dtype, shape), []).append(index)
-        kinds = [
-            (dtype, (rows * len(alike), *inner), [where[index][:2] for index in alike], alike)
-            for (dtype, (rows, *inner)), alike in same.items()
-        ]
-        return cls(td.batch_size, keys, where, kinds)
-
-    def nbytes(self) -> int:
-        return sum(dtype.itemsize * math.prod(shape) for _, _, dtype, shape in self.columns)
+        return cls(td.batch_size, keys, where)
 
     def read(self, td: TensorDict) -> list[np.ndarray] | None:
         """An array per column; None if this one looks different."""
@@ -118,26 +103,19 @@ class Layout(NamedTuple):
             result.append(array)
         return result
 
-    def copy(self, td: TensorDict) -> list[Tensor] | None:
-        """The columns, those of a kind one after the other in a tensor of their own; None if this one looks different."""
+    def addresses(self, td: TensorDict) -> list[int] | None:
+        """Where the rows of each column lie in memory, one after the other; None if this one looks different."""
         places = self._places(td)
         if places is None:
             return None
         result = []
-        for dtype, shape, where, _ in self.kinds:
-            values = []
-            for place, name in where:
-                value = places[place][name]
-                if type(value) is not Tensor or value.dtype is not dtype:
-                    return None
-                values.append(value)
-            try:
-                copied = torch.cat(values)
-            except RuntimeError:  # they differ in shape or device
+        for place, name, dtype, shape in self.columns:
+            value = places[place][name]
+            if type(value) is not Tensor or value.dtype is not dtype or value.shape != shape:
                 return None
-            if copied.shape != shape:
+            if not value.is_contiguous() or not value.is_cpu:
                 return None
-            result.append(copied.detach() if copied.requires_grad else copied)
+            result.append(value.data_ptr())
         return result
 
     def _places(self, td: TensorDict) -> list[dict[str, Any]] | None:
@@ -170,50 +148,23 @@ class Table:
         self.columns: list[Column] = []
         self._expected: dict[torch.Size, list[tuple[int, ...]]] = {}
         self._layout: Layout | None = None
-        self._waits = False
-        """Whether rows as they look now are few enough to wait."""
-        self._waiting: list[list[Tensor]] = []
-        self._at = self._end = 0  # where they belong
 
-    def keep(self, at: int, td: TensorDictBase) -> bool:
-        """Take a copy of the rows of `td`, to be written from row `at` on before anything is read; False: rather `write`.
-
-        Of a few rows most of the time goes into calls, one or two for each column. So steps wait until there are several,
-        in a copy that takes one call for all columns of a kind.
-        """
-        copy = self._layout.copy(td) if self._waits else None  # type: ignore[union-attr, arg-type]
-        if copy is None:
+    def put(self, at: int, td: TensorDictBase) -> bool:
+        """Write the rows of `td` from row `at` on, in one call for all columns; False: rather by `values` and `write`."""
+        if native is None or self._layout is None:
             return False
-        if at != self._end or len(self._waiting) == _TOGETHER:
-            self.settle()
-        if not self._waiting:
-            self._at = at
-        self._waiting.append(copy)
-        self._end = at + td.batch_size[0]
+        places = self._layout.addresses(td)  # type: ignore[arg-type]
+        if places is None:
+            return False
+        native.write_rows([column.array for column in self.columns], places, at, td.batch_size[0], self.rows)
         return True
-
-    def settle(self) -> None:
-        """Write what is waiting."""
-        if not self._waiting:
-            return
-        assert self._layout is not None
-        waiting, self._waiting = self._waiting, []
-        steps, (rows,) = len(waiting), self._layout.batch
-        for (*_, alike), copies in zip(self._layout.kinds, zip(*waiting, strict=True), strict=True):
-            inner = self.columns[alike[0]].shape
-            together = torch.cat(copies).numpy(force=True).reshape(steps, len(alike), rows, *inner)
-            for place, index in enumerate(alike):
-                array = self.columns[index].array[self._at : self._end]
-                array.reshape(steps, rows, *inner)[...] = together[:, place]
 
     def values(self, td: TensorDictBase) -> list[np.ndarray]:
         """The rows of `td`, time-major, as an array [n, *shape] per column. Nothing is copied or written yet."""
         result = None if self._layout is None else self._layout.read(td)  # type: ignore[arg-type]
         if result is None:
             result = self._values(td)
-            self.settle()
             self._layout = Layout.of(td, self.columns)
-            self._waits = self._layout is not None and self._layout.nbytes() <= _SMALL
         return result
 
     def _values(self, td: TensorDictBase) -> list[np.ndarray]:
@@ -244,28 +195,25 @@ class Table:
 
     def write(self, at: int, values: Sequence[np.ndarray], start: int, stop: int) -> None:
         """Copy the rows start … stop of `values` into the table, from row `at` on."""
-        self.settle()
         end = at + stop - start
         for column, value in zip(self.columns, values, strict=True):
             column.array[at:end] = value if len(value) == stop - start else value[start:stop]
 
     def part(self, at: int, count: int) -> list[np.ndarray]:
         """So many rows from `at` on, as an array per column; they may be the table's own memory."""
-        self.settle()
         return [column.array[at : at + count] for column in self.columns]
 
     def restart(self, columns: Iterable[tuple[Key, tuple[int, ...], torch.dtype]]) -> None:
         """Forget all rows; the next ones have these columns."""
         self.columns = [self._column(*column) for column in columns]
         self._expected.clear()
-        self._layout, self._waits, self._waiting = None, False, []
+        self._layout = None
 
     def _column(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Column:
         return Column.empty(key, shape, dtype, self.rows)
 
     def take(self, rows: np.ndarray) -> list[tuple[Key, Tensor]]:
         """The given rows in fresh memory."""
-        self.settle()
         return [(column.key, column.tensor(column.array.take(rows, axis=0))) for column in self.columns]
 
     def grow(self, rows: int) -> None:
@@ -337,10 +285,11 @@ class Rows:
             return
         if not self._count:
             self._table.rows = 16 * added
-        values = self._table.values(td)
-        if self._count + added > self._table.rows:
-            self._table.grow(2 * self._count + added)
-        self._table.write(self._count, values, 0, added)
+        if self._count + added > self._table.rows or not self._table.put(self._count, td):
+            values = self._table.values(td)
+            if self._count + added > self._table.rows:
+                self._table.grow(2 * self._count + added)
+            self._table.write(self._count, values, 0, added)
         self._count += added
         width = batch[-1] if batch else 0
         self._width = width if self._width in (None, width) else 0

@@ -34,6 +34,13 @@ SMALL = 2**20
 """Bytes of memory that are copied whole, so that views of it stay views."""
 
 
+def plain(value: Any, dtype: torch.dtype, shape: tuple[int, ...] | None = None) -> bool:
+    """Whether a tensor lies in memory as numbers of this kind, one after the other, so that compiled code can read it."""
+    if type(value) is not torch.Tensor or value.dtype is not dtype or (shape is not None and value.shape != shape):
+        return False
+    return value.is_contiguous() and value.is_cpu
+
+
 class Unbound:
     """Stands for a variable that has no value (yet)."""
 

@@ -30,6 +30,7 @@ from fdg.runtime import trace
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.group import Group, Seat
 from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights, learned
+from fdg.runtime.native import native
 from fdg.runtime.parts import Parts
 from fdg.runtime.replay import PRIORITY, Draw, Router, Shard, Update
 from fdg.runtime.replicas import Replica
@@ -304,7 +305,9 @@ def fingerprint() -> str:
     state = torch.Generator().manual_seed(7)
     a, b = torch.randn(65, 130, generator=state), torch.randn(130, 33, generator=state)
     seen = torch.tanh(a @ b).sum(0).numpy().tobytes()
-    return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {hashlib.sha256(seen).hexdigest()[:12]}"
+    steps = "compiled steps" if native else "no compiled steps"  # `fdg.fast` differs in the last bits
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__} {capability} {hashlib.sha256(seen).hexdigest()[:12]}, {steps}"
 
 
 # exceptions across processes ------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import subprocess
 import sys
-import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, assert_close
+from tensordict import NonTensorData, TensorDict, TensorDictBase, assert_close
 from torchrl.envs.utils import step_mdp as torchrl_step_mdp
 from typer.testing import CliRunner
 
@@ -29,6 +29,7 @@ from fdg.runtime import evaluation
 from fdg.runtime.backends import CartPoleRows, make_rows
 from fdg.runtime.environments import Environment, EnvSpec, backend_for, begin_rows, make_env, resolve_env, step_mdp
 from fdg.runtime.evaluation import Evaluator, evaluate
+from fdg.runtime.native import native
 
 THREE = Path(__file__).parent / "three_steps.py"
 
@@ -378,13 +379,7 @@ def test_a_copy_of_cartpoles_steps_as_they_do(envs: int) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
-@pytest.mark.parametrize(("cpus", "lent", "helpers"), [(1, set(), 0), (2, set(), 1), (1, {0, 1, 2}, 1)])
-def test_mujoco_rows_step_as_gymnasium_does(
-    env_id: str, cpus: int, lent: set[int], helpers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.lent", lambda: lent)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)  # however fast the machine is
+def test_mujoco_rows_step_as_gymnasium_does(env_id: str) -> None:
     assert backend_for(env_id) == "mujoco"
     ours, theirs = (make_rows(env_id, 8, backend) for backend in ("mujoco", "sync"))
     seeds = list(range(8))
@@ -397,9 +392,96 @@ def test_mujoco_rows_step_as_gymnasium_does(
         actions = random.uniform(-1, 1, (8, *(ours.action_space.shape or ()))).astype(np.float32)
         for seen, wanted in zip(ours.step(actions), theirs.step(actions), strict=True):
             assert seen.dtype == wanted.dtype and seen.tobytes() == wanted.tobytes()
-    assert len(ours._helpers) == helpers  # type: ignore[attr-defined]
     ours.close()
     theirs.close()
+
+
+compiled = pytest.mark.skipif(native is None, reason="FDG was installed without a C compiler")
+
+
+def random_step(env: Environment, td: TensorDictBase, turn: int) -> TensorDictBase:
+    """A step with actions, some of them out of bounds, and rows by chance, the same for every environment."""
+    random, rows = torch.Generator().manual_seed(turn), env.spec.num_envs
+    if env.spec.discrete:
+        td["action"] = torch.randint(env.spec.n_actions, (rows,), generator=random)
+    else:
+        td["action"] = 1.2 * torch.randn(rows, env.spec.action_dim, generator=random)
+    if turn % 3:
+        td["_step"] = torch.rand(rows, generator=random) < 0.6
+    return env.step(td)
+
+
+@compiled
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
+@pytest.mark.parametrize(("cpus", "lent"), [(1, set()), (3, set()), (1, {0, 1, 2})])
+def test_compiled_steps_are_those_of_numpy(
+    env_id: str, cpus: int, lent: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: cpus)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.lent", lambda: lent)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)  # however fast the machine is
+    quick, plain = make_env(env_id, 7, seed=3), make_env(env_id, 7, seed=3)
+    assert quick._rows.fills
+    plain._rows.fills = False
+    for env in (quick, plain):
+        for limit in getattr(env._rows, "vector").envs[:2] if backend_for(env_id) == "mujoco" else ():  # noqa: B009
+            limit._max_episode_steps = 15
+    seen, wanted = quick.reset(), plain.reset()
+    for turn in range(150):
+        seen, wanted = (random_step(env, td, turn) for env, td in ((quick, seen), (plain, wanted)))
+        assert list(seen["next"].keys()) == list(wanted["next"].keys()) and "_step" not in seen.keys()  # noqa: SIM118
+        for key, value in seen["next"].items():
+            other = wanted["next", key]
+            assert value.dtype == other.dtype and value.numpy().tobytes() == other.numpy().tobytes(), (turn, key)
+        assert quick.frames == plain.frames and quick.episodes == plain.episodes
+        (mine, theirs), seen, wanted = (env.state() for env in (quick, plain)), step_mdp(seen), step_mdp(wanted)
+        assert (mine["at"] == theirs["at"].astype(np.float32)).all()
+        for name in ("returns", "lengths", "counters"):
+            assert np.array_equal(mine[name], theirs[name])
+    assert quick.episodes
+    if backend_for(env_id) == "mujoco" and (cpus > 1 or lent):
+        assert native.helpers() >= 1, "threads have helped"
+
+
+@compiled
+def test_compiled_and_other_steps_may_take_turns() -> None:
+    mixed, plain = make_env("Hopper-v5", 3, seed=1), make_env("Hopper-v5", 3, seed=1)
+    plain._rows.fills = False
+    seen, wanted = mixed.reset(), plain.reset()
+    for turn in range(60):
+        mixed._rows.fills = turn % 4 > 1
+        seen, wanted = (random_step(env, td, turn) for env, td in ((mixed, seen), (plain, wanted)))
+        assert (seen["next"] == wanted["next"]).all()
+        seen, wanted = step_mdp(seen), step_mdp(wanted)
+
+
+@compiled
+@pytest.mark.parametrize(("env_id", "action"), [("CartPole-v1", [0, 2]), ("Hopper-v5", [[0.0] * 3, [math.nan] * 3])])
+def test_an_action_that_cannot_be_taken_moves_nothing_in_compiled_steps(env_id: str, action: Any) -> None:
+    env = make_env(env_id, 2, seed=1)
+    assert env._rows.fills
+    td = env.reset()
+    td["action"] = torch.tensor(action)
+    before = env.state()
+    with pytest.raises(UsageError, match=r"takes 0 to 1|has the policy diverged"):
+        env.step(td)
+    assert repr(env.state()) == repr(before)
+
+
+@pytest.mark.parametrize("fills", [False, pytest.param(True, marks=compiled)])
+def test_a_copy_of_mujoco_rows_moves_its_own_simulations(fills: bool) -> None:
+    env = make_env("HalfCheetah-v5", 2, seed=1)
+    env._rows.fills = fills
+    env.step(td := with_action_zero(env.reset()))
+    copy, before = deepcopy(env), repr(env.state())
+    other = copy.reset(seed=1)  # Gymnasium's copies of MuJoCo's environments begin anew
+    copy.step(with_action_zero(other))
+    assert torch.equal(other["next", "observation"], td["next", "observation"])
+    assert repr(env.state()) == before
+
+
+def with_action_zero(td: TensorDict) -> TensorDict:
+    return td.set("action", torch.zeros(len(td), 6))
 
 
 @pytest.mark.parametrize("env_id", ["Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"])
@@ -436,35 +518,6 @@ def test_rows_that_do_not_move_stand_where_they_are(env_id: str) -> None:
     assert reward[1] and not reward[[0, 2]].any() and not (terminated | truncated)[[0, 2]].any()
 
 
-def test_no_thread_moves_a_row_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
-    rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
-    rows.reset(list(range(8)))
-    actions, main, finished = np.zeros((8, 6), np.float32), threading.get_ident(), []
-    step, helping, interrupted = rows._step, threading.Event(), threading.Event()
-    rows.step(actions)  # alone, to learn how long a row takes
-
-    def interrupts(*arguments: Any) -> None:
-        if threading.get_ident() == main:
-            helping.wait(30)
-            interrupted.set()
-            raise KeyboardInterrupt
-        helping.set()
-        interrupted.wait(30)
-        step(*arguments)
-        finished.append(arguments)
-
-    rows._step = interrupts
-    with pytest.raises(KeyboardInterrupt):
-        rows.step(actions)
-    before = len(finished)
-    rows._step = step
-    rows.step(actions)
-    assert len(finished) == before >= 1, "the helper's row was waited for, and it took no other after that"
-    rows.close()
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5"])
 def test_environments_without_a_stream_leave_the_global_generators_alone(env_id: str) -> None:
     def states() -> list[Any]:
@@ -477,31 +530,6 @@ def test_environments_without_a_stream_leave_the_global_generators_alone(env_id:
         td["action"] = random_actions(env, generator)
         td = step_mdp(env.step(td))
     assert states() == before, "episodes ended, and new ones began"
-
-
-def test_an_error_in_a_helping_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 2)
-    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
-    rows: Any = make_rows("HalfCheetah-v5", 8, "mujoco")
-    rows.reset(list(range(8)))
-    actions, main = np.zeros((8, 6), np.float32), threading.get_ident()
-    step, failed = rows._step, threading.Event()
-
-    def fails_elsewhere(*arguments: Any) -> None:
-        if threading.get_ident() != main:
-            failed.set()
-            raise RuntimeError("lost")
-        if rows._helpers:
-            failed.wait(30)
-        step(*arguments)
-
-    rows._step = fails_elsewhere
-    rows.step(actions)  # alone
-    with pytest.raises(RuntimeError, match="lost"):
-        rows.step(actions)
-    rows._step = step
-    rows.step(actions)
-    rows.close()
 
 
 def test_observations_are_contiguous() -> None:
