@@ -219,6 +219,7 @@ class _Readable:
         if state["how"] != "actions":
             envstate.write(environments, state["how"], state["data"])
         elif at is not None:
+            self.fills = False  # a recorder wants to see every step
             self._recorder = envstate.Recorder(environments, [None] * len(environments))
             self._recorder.load_state(state["data"], at)
 
@@ -272,6 +273,7 @@ class SyncRows(_Readable):
 
         self._watched = True
         if self._recorder is None and envstate.read(self.vector.envs[:1])[0] == "none":
+            self.fills = False  # a recorder wants to see every step
             self._recorder = envstate.Recorder(self._environments(), seeds)
 
     def step(self, actions: np.ndarray, live: np.ndarray | None = None) -> Step:

@@ -113,7 +113,7 @@ class Layout(NamedTuple):
             value = places[place][name]
             if type(value) is not Tensor or value.dtype is not dtype or value.shape != shape:
                 return None
-            if not value.is_contiguous() or not value.is_cpu:
+            if not value.is_contiguous() or not value.is_cpu or value.is_neg() or value.is_conj():
                 return None
             result.append(value.data_ptr())
         return result

@@ -38,7 +38,7 @@ def plain(value: Any, dtype: torch.dtype, shape: tuple[int, ...] | None = None) 
     """Whether a tensor lies in memory as numbers of this kind, one after the other, so that compiled code can read it."""
     if type(value) is not torch.Tensor or value.dtype is not dtype or (shape is not None and value.shape != shape):
         return False
-    return value.is_contiguous() and value.is_cpu
+    return value.is_contiguous() and value.is_cpu and not value.is_neg()
 
 
 class Unbound:

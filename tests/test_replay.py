@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from fdg.errors import FdgError
-from fdg.runtime.replay import ReplayBuffer
+from fdg.runtime.replay import ReplayBuffer, Shard
 from fdg.runtime.rows import Rows
 from fdg.runtime.sumtree import SumTree
 
@@ -376,6 +376,34 @@ def test_rows_are_snapshots_without_what_is_no_data():
     packed["action"].zero_()
     rows.append(td)
     assert rows.pack()["action"].flatten().tolist() == [*range(120), 0, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["compiled", "numpy"])
+def test_rows_however_they_lie_in_memory(how, monkeypatch):
+    if how == "numpy":
+        monkeypatch.setattr("fdg.runtime.rows.native", None)
+    rows, shard, expected = Rows(), Shard(range(1), 100), []
+    wave = torch.randn(1, 4, dtype=torch.complex64)
+
+    def insert(**entries):
+        td = TensorDict({"x": torch.randn(1, 4), "z": wave, "n": torch.ones(1), **entries}, batch_size=[1])
+        expected.append({key: value.clone().resolve_conj().resolve_neg() for key, value in td.detach().items()})
+        rows.append(td)
+        shard.insert(0, td)
+
+    for _ in range(2):
+        insert()
+    insert(x=torch.randn(4, 2).t()[:1])
+    insert(x=torch.randn(1, 4, requires_grad=True))
+    insert(x=torch.randn(1).expand(1, 4))
+    insert(z=wave.conj())
+    insert(n=torch.tensor([1 + 2j]).conj().imag)
+    insert(x=torch.randn(8)[3:7].reshape(1, 4))
+    stored, packed = shard.gather([(0, row) for row in range(len(expected))]), rows.pack()
+    for at, wanted in enumerate(expected):
+        for key, value in wanted.items():
+            assert torch.equal(packed[key][at], value), (at, key)
+            assert torch.equal(stored[key][at : at + 1], value), (at, key)
 
 
 def test_rows_of_different_lengths_are_flat_and_none_are_nothing():
