@@ -477,7 +477,7 @@ typedef float Eight __attribute__((vector_size(32)));
 #define TOGETHER 4
 
 static inline __attribute__((always_inline)) float sum(const Eight *parts) {
-    const float *p = (const float *)parts;
+    const Eight p = *parts;
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
 }
 

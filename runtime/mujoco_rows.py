@@ -208,13 +208,13 @@ class MujocoRows(SyncRows):
     def _helpers_for(self, rows: int) -> int:
         """How many helpers have enough to do; they are there when this returns."""
         count = int(rows * self._seconds / ENOUGH) - 1
-        if count < 1:
+        if count < 1 or not hasattr(os, "SCHED_IDLE"):  # Linux has it
             return 0
         count = min(max(cores(), 2 if lent() else 1) - 1, count)
         while native.helpers() < count:
             thread = native.helper()
             # only where a CPU has nothing else to do: a helper that is not let run takes no row, and nobody waits for it
-            with contextlib.suppress(OSError, AttributeError):
+            with contextlib.suppress(OSError):
                 os.sched_setaffinity(thread, os.sched_getaffinity(0) | lent())
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
         return count
