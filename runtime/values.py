@@ -162,11 +162,11 @@ def transparent(value: Any) -> bool:
     """Whether `reach` finds all that can be changed through an object."""
     if isinstance(value, np.ndarray):
         return value.dtype != object
-    return isinstance(value, torch.Tensor) or is_plain(value) or type(value) in (Varying, list, deque, set, dict)
+    return isinstance(value, torch.Tensor) or keeps_entries(value) or type(value) in (Varying, list, deque, set, dict)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a value is a TensorDict that has its entries itself; TensorDicts among these are objects of their own."""
+def keeps_entries(value: Any) -> bool:
+    """Whether a value is a TensorDict that has its entries itself: then TensorDicts among them are objects of their own."""
     return type(value) is TensorDict and not value.is_locked
 
 
@@ -179,7 +179,7 @@ def reach(value: Any, found: dict[int, Any]) -> None:
             reach(item, found)
         return
     found[id(value)] = value
-    if is_plain(value):
+    if keeps_entries(value):
         for item in value.values():
             reach(item, found)
     elif isinstance(value, TensorDictBase):
@@ -206,7 +206,7 @@ def copied(value: Any, memo: dict[Any, Any]) -> Any:
         new = copied_tensor(value, memo)
         if isinstance(value, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
-    elif is_plain(value):
+    elif keeps_entries(value):
         new = like(value, {key: copied(item, memo) for key, item in value.items()})
     elif isinstance(value, TensorDictBase):
         new = value.apply(lambda leaf: copied(leaf, memo))
@@ -295,7 +295,7 @@ class Return:
             new = self.done[id(value)] = {}
             new.update({self.value(key): self.value(item) for key, item in value.items()})
             return new
-        if is_plain(value):
+        if keeps_entries(value):
             new = self.done[id(value)] = like(value, {key: self.value(item) for key, item in value.items()})
             return new
         if isinstance(value, TensorDictBase):
@@ -334,7 +334,7 @@ class Return:
                         old.copy_(new)
             else:
                 old.data = new.detach().clone()
-        elif is_plain(old) and is_plain(new):
+        elif keeps_entries(old) and keeps_entries(new):
             parts = {key: self.value(item) for key, item in new.items()}
             for key in list(old.keys()):
                 del old[key]
