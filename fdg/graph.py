@@ -61,6 +61,10 @@ class Region:
     """Inputs whose objects the region may change in place, or keep under another name: they stay one object."""
     shares: dict[str, list[str]] = field(default_factory=dict)
     """Outputs that may hold objects of inputs, and which."""
+    company: list[str] = field(default_factory=list)
+    """Inputs that the region does not look at, but may change through parts that they share with others."""
+    appends: list[str] = field(default_factory=list)
+    """Inputs that the region does nothing with but append to them."""
     per: Literal["actor", "shard", "one"] = "one"
 
 

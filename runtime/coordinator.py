@@ -34,12 +34,14 @@ from fdg.runtime.values import (
     Home,
     Return,
     Shelf,
+    Tail,
     Unbound,
     Varying,
     copied,
     join,
     nbytes,
     reach,
+    transparent,
 )
 
 
@@ -93,8 +95,9 @@ class Coordinator:
             )
         self.calls[f"{fragment}.{name}"] += 1
         inputs = {port.name: arguments[argument(port.name)] for port in region.inputs}
+        company = set(region.company)
         if region.per != "actor":
-            return self.run(region, [((fragment, "one", 0), inputs, set(inputs))])[0]
+            return self.run(region, [((fragment, "one", 0), inputs, set(inputs))], company)[0]
         indices = range(self.actors) if self.turn is None else [self.turn]
         own = {name for name, value in inputs.items() if isinstance(value, Varying)}
         alone = len(indices) == 1
@@ -108,6 +111,7 @@ class Coordinator:
             varying = {port.name for port in region.outputs if port.varying} - kept
             # A global object that becomes varying here is nobody's any more.
             lend = set(inputs) - (varying - own)
+            company &= lend
         calls = [
             (
                 (fragment, "actor", index),
@@ -116,7 +120,7 @@ class Coordinator:
             )
             for index in indices
         ]
-        results = self.run(region, calls)
+        results = self.run(region, calls, company)
         if alone or not region.outputs:
             return results[0]
         if len(region.outputs) == 1:
@@ -131,11 +135,19 @@ class Coordinator:
     def names(self, fragment: str) -> str:
         return ", ".join(name for owner, name in self.regions if owner == fragment) or "none"
 
-    def run(self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any], set[str]]]) -> list[Any]:
-        """Run a region on some instances: what each gets, and of what the driver's own objects come back changed."""
+    def run(
+        self, region: Region, calls: list[tuple[InstanceKey, dict[str, Any], set[str]]], company: set[str]
+    ) -> list[Any]:
+        """Run a region on some instances: what each gets, and of what the driver's own objects come back changed.
+
+        `company` are inputs that the region does not look at, and that stay where they are.
+        """
         start = perf_counter()
         with trace.span(trace.DRIVER_ROW, trace.label(region) if trace.on() else "", "region"):
-            tasks = [self.task(region, key, inputs, lend) for key, inputs, lend in calls]
+            if company and region.per == "actor":
+                for key, inputs, _ in calls:
+                    self.take(*self.with_company(region, self.shelves[key], inputs, company))
+            tasks = [self.task(region, key, inputs, lend, company) for key, inputs, lend in calls]
             try:
                 replies = self.engine.call(tasks)
             except Exception as error:
@@ -147,16 +159,66 @@ class Coordinator:
                 for (key, inputs, _), task, reply in zip(calls, tasks, replies, strict=True)
             ]
 
-    def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: set[str]) -> Task:
+    def with_company(self, region: Region, shelf: Shelf, inputs: dict[str, Any], company: set[str]) -> list[Handle]:
+        """Objects that the region may change and that are with another instance, as is company of them: all of these.
+
+        Objects in different places have no parts in common.
+        """
+        handles = {name: inputs[name] for name in region.restores if isinstance(inputs[name], Handle)}
+        beside = {handle.shelf for name, handle in handles.items() if name in company} - {shelf, self.home}
+        beside &= {handle.shelf for name, handle in handles.items() if name not in company}
+        return [handle for handle in handles.values() if handle.shelf in beside]
+
+    def apart(self, region: Region, shelf: Shelf, inputs: dict[str, Any], company: set[str]) -> set[str]:
+        """The company that stays where it is and does not enter.
+
+        At the driver a change of one object is a change of all that share parts with it, since it is made in place;
+        unless an object that may be changed hides what it consists of. What the instance has enters at no cost.
+        """
+        if not company or self.with_company(region, shelf, inputs, company):
+            return set()
+        changed = self.parts_of(inputs, set(region.restores) - company - set(region.appends))
+        if not all(map(transparent, changed.values())):
+            return set()
+        return {name for name in company if not (isinstance(inputs[name], Handle) and inputs[name].shelf is shelf)}
+
+    def tails(self, region: Region, inputs: dict[str, Any], lend: set[str], entering: set[str]) -> dict[str, list[Any]]:
+        """Lists of the driver's that a region only appends to, and to which no other input leads: it gets empty ones."""
+        lists = {name: self.own_object(inputs[name]) for name in region.appends if name in lend}
+        lists = {name: value for name, value in lists.items() if type(value) is list}
+        others = self.parts_of(inputs, entering - set(lists)) if lists else {}
+        if not all(map(transparent, others.values())):
+            return {}
+        empty: dict[int, list[Any]] = {}  # one for all names of a list
+        return {name: empty.setdefault(id(value), []) for name, value in lists.items() if id(value) not in others}
+
+    def own_object(self, value: Any) -> Any:
+        """A value, or the driver's object that a handle stands for."""
+        return value.read() if isinstance(value, Handle) and value.at_driver else value
+
+    def parts_of(self, inputs: dict[str, Any], names: set[str]) -> dict[int, Any]:
+        """The driver's objects that some inputs consist of."""
+        found: dict[int, Any] = {}
+        for name in names:
+            values = inputs[name] if isinstance(inputs[name], Varying) else [inputs[name]]
+            for value in values:
+                if self.is_drivers(value):
+                    reach(self.own_object(value), found)
+        return found
+
+    def task(self, region: Region, key: InstanceKey, inputs: dict[str, Any], lend: set[str], company: set[str]) -> Task:
         """What an instance is asked to do."""
         lent: dict[int, Any] = {}
-        may_return = lend
+        apart = self.apart(region, self.shelves[key], inputs, company)
+        may_return = lend = lend - apart
+        values = {name: UNBOUND if name in apart else value for name, value in inputs.items()}
+        values.update(self.tails(region, inputs, lend, set(inputs) - apart))
         brought: dict[int, dict[int, int]] = {}
-        for value in inputs.values():
+        for value in values.values():
             self.note_foreign(self.shelves[key], value, brought)
         entering = {
             argument(name): self.enter(key, name, value, lent if name in lend else {}, brought)
-            for name, value in inputs.items()
+            for name, value in values.items()
         }
         if not lent:
             lend = set()
@@ -176,7 +238,7 @@ class Coordinator:
         outputs = tuple(
             Out(
                 port.name,
-                port.how,
+                "apart" if port.name in apart else port.how,
                 port.plain,
                 any(
                     (name in lend and self.is_drivers(inputs[name])) or argument(name) in returning
@@ -234,20 +296,26 @@ class Coordinator:
         for port in region.inputs:
             if argument(port.name) in reply.bytes:
                 self.count(region.fragment, port.name, given[port.name], reply.bytes[argument(port.name)])
-        back = Return(zip(task.lent, reply.lent, strict=False))
+        tails = {id(task.inputs[argument(name)]): self.own_object(given[name]) for name in region.appends}
+        back = Return(
+            (Tail(tails[id(old)]) if tails.get(id(old), old) is not old else old, new)
+            for old, new in zip(task.lent, reply.lent, strict=False)
+        )
         own = back.value if reply.lent else _itself
         for name in region.restores:
             inside = argument(name)
             if inside in reply.restored:
                 value = own(reply.restored[inside])
-                self.cross(shelf.owner, DRIVER, name, value)
+                self.cross(shelf.owner, DRIVER, name, reply.restored[inside])
                 if isinstance(given[name], Handle) and not given[name].at_driver:
                     given[name].move(self.home.keep(value))
             elif inside in reply.moved:
                 given[name].move(shelf.handle(reply.moved[inside]))
         outputs: list[Any] = []
-        for port, value in zip(region.outputs, reply.outputs, strict=True):
-            if isinstance(value, Kept):
+        for out, port, value in zip(task.outputs, region.outputs, reply.outputs, strict=True):
+            if out.how == "apart":
+                outputs.append(given[port.name])
+            elif isinstance(value, Kept):
                 handle = shelf.handle(value.key)
                 if value.copy is not UNBOUND:
                     self.cross(shelf.owner, DRIVER, port.name, value.copy)
@@ -256,7 +324,8 @@ class Coordinator:
             elif value is UNBOUND:
                 outputs.append(value)
             else:
-                self.cross(shelf.owner, DRIVER, port.name, value)
+                if value is not reply.restored.get(argument(port.name), UNBOUND):  # counted above
+                    self.cross(shelf.owner, DRIVER, port.name, value)
                 outputs.append(own(value))
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 

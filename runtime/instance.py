@@ -58,7 +58,10 @@ class Kept(NamedTuple):
 
 
 class Out(NamedTuple):
-    """What is to become of an output: `drivers` ones go to the driver whatever they are, `sent` ones to others soon."""
+    """What is to become of an output: `drivers` ones go to the driver whatever they are, `sent` ones to others soon.
+
+    `how` is that of the port, or "apart": the object is elsewhere, and the region has nothing to return.
+    """
 
     name: str
     how: str
@@ -303,6 +306,8 @@ class Host:
 
     def leave(self, instance: Instance, out: Out, value: Any, lent: set[int]) -> Any:
         """An output as the driver gets it."""
+        if out.how == "apart":
+            return UNBOUND
         if value is UNBOUND or out.drivers or id(value) in lent:
             return value
         if out.plain == "yes" or (out.plain == "maybe" and isinstance(value, ATOMS)):

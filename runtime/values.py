@@ -5,6 +5,7 @@ Handle    an object that stays in a fragment; the driver passes it on without lo
 Shelf     the handles to the objects of one instance
 copied    a deep copy for a crossing: tensors cloned and cut from autograd, identity inside one message kept
 restore   call-by-copy-restore: what a region changed in its copy is changed in the driver's object too
+Tail      the end of a list of the driver's: what a region appends to it, without having the list
 join      varying to global: along the environments, in actor order
 """
 
@@ -25,6 +26,7 @@ from tensordict import TensorDict, TensorDictBase
 from fdg.errors import RunError
 from fdg.graph import DRIVER
 from fdg.runtime.rows import Rows
+from fdg.runtime.wire import like
 
 ATOMS = (int, float, complex, bool, str, bytes, type(None), type, types.FunctionType, types.BuiltinFunctionType,
          types.ModuleType, range, torch.device, torch.dtype, torch.Size)  # fmt: skip
@@ -156,6 +158,25 @@ class Handle:
         return f"<handle to an object in {self.shelf.owner}>"
 
 
+class Tail:
+    """Stands for a list of the driver's of which a region gets an empty one: what it appends there comes at the end."""
+
+    def __init__(self, whole: list[Any]) -> None:
+        self.whole = whole
+
+
+def transparent(value: Any) -> bool:
+    """Whether `reach` finds all that can be changed through an object."""
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+    return isinstance(value, torch.Tensor) or keeps_entries(value) or type(value) in (Varying, list, deque, set, dict)
+
+
+def keeps_entries(value: Any) -> bool:
+    """Whether a value is a TensorDict that has its entries itself: then TensorDicts among them are objects of their own."""
+    return type(value) is TensorDict and not value.is_locked
+
+
 def reach(value: Any, found: dict[int, Any]) -> None:
     """The objects that `copied` copies one by one, in the order it meets them."""
     if isinstance(value, (*ATOMS, Unbound)) or id(value) in found:
@@ -165,7 +186,10 @@ def reach(value: Any, found: dict[int, Any]) -> None:
             reach(item, found)
         return
     found[id(value)] = value
-    if isinstance(value, TensorDictBase):
+    if keeps_entries(value):
+        for item in value.values():
+            reach(item, found)
+    elif isinstance(value, TensorDictBase):
         for leaf in value.values(True, True):
             reach(leaf, found)
     elif isinstance(value, Varying) or type(value) in (list, deque, set):
@@ -189,6 +213,8 @@ def copied(value: Any, memo: dict[Any, Any]) -> Any:
         new = copied_tensor(value, memo)
         if isinstance(value, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=value.requires_grad)
+    elif keeps_entries(value):
+        new = like(value, {key: copied(item, memo) for key, item in value.items()})
     elif isinstance(value, TensorDictBase):
         new = value.apply(lambda leaf: copied(leaf, memo))
     elif isinstance(value, np.ndarray):
@@ -276,6 +302,9 @@ class Return:
             new = self.done[id(value)] = {}
             new.update({self.value(key): self.value(item) for key, item in value.items()})
             return new
+        if keeps_entries(value):
+            new = self.done[id(value)] = like(value, {key: self.value(item) for key, item in value.items()})
+            return new
         if isinstance(value, TensorDictBase):
             new = self.done[id(value)] = value.apply(self.value)
             return new
@@ -300,6 +329,10 @@ class Return:
 
     def restore(self, old: Any, new: Any) -> Any:
         """Make the driver's object what the fragment made of its copy."""
+        if isinstance(old, Tail):
+            self.done[id(new)] = old.whole
+            old.whole += [self.value(item) for item in new]
+            return old.whole
         self.done[id(new)] = old
         if isinstance(old, torch.Tensor):
             if old.shape == new.shape and old.dtype == new.dtype:
@@ -308,6 +341,14 @@ class Return:
                         old.copy_(new)
             else:
                 old.data = new.detach().clone()
+        elif keeps_entries(old) and keeps_entries(new):
+            parts = {key: self.value(item) for key, item in new.items()}
+            for key in list(old.keys()):
+                del old[key]
+            if old.batch_size != new.batch_size:
+                old.batch_size = new.batch_size
+            for key, item in parts.items():
+                old._set_str(key, item, validated=True, inplace=False, non_blocking=False)
         elif isinstance(old, TensorDictBase):
             leaves = {key: self.value(leaf) for key, leaf in new.items(True, True)}
             for key in list(old.keys(True, True)):

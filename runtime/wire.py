@@ -49,7 +49,7 @@ class _Packer(cloudpickle.Pickler):
             if obj.layout is torch.strided and obj.device.type == "cpu" and not obj.is_quantized:
                 return self._tensor(obj)
         elif kind is TensorDict and not obj.is_locked:
-            return _tensordict, (dict(obj.items()), tuple(obj.batch_size), _names(obj), obj.device)
+            return tensordict, (dict(obj.items()), tuple(obj.batch_size), _names(obj), obj.device)
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
@@ -103,7 +103,13 @@ def _names(td: TensorDict) -> list[str | None] | None:
     return list(td.names) if td._has_names() else None
 
 
-def _tensordict(items: dict[str, Any], batch: tuple[int, ...], names: Any, device: Any) -> TensorDict:
+def like(td: TensorDict, items: dict[str, Any]) -> TensorDict:
+    """A TensorDict with other entries, and all else as in `td`."""
+    return tensordict(items, tuple(td.batch_size), _names(td), td.device)
+
+
+def tensordict(items: dict[str, Any], batch: tuple[int, ...], names: Any, device: Any) -> TensorDict:
+    """A TensorDict whose entries are these very objects."""
     td = TensorDict({}, batch_size=batch, device=device, names=names)
     for key, value in items.items():
         td._set_str(key, value, validated=True, inplace=False, non_blocking=False)

@@ -222,10 +222,32 @@ def test_a_fine_program_is_told_so() -> None:
     assert not graph_of(QLike).advice
 
 
+class LooksBack(ToyTrainer):
+    """Looks at the step before, in the list of all steps."""
+
+    config: Sizes
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            steps = [td]
+            for _ in range(self.config.steps):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                td["x_a"] = steps[-1]["observation"]
+                steps.append(td)
+                td = advance(td)
+            loss = self.msrl.agent_learn(steps)
+            self.msrl.log(i, loss)
+
+
 def test_a_list_that_goes_along_is_told_of() -> None:
-    fine = graph_of(PPO, SingleLearnerFine, actors=2).advice
-    assert any("`steps` goes to `learner` and back config.steps times" in advice for advice in fine), fine
-    assert not graph_of(PPO, actors=2).advice
+    fine = graph_of(LooksBack, SingleLearnerFine, actors=2).advice
+    line = inspect.getsourcelines(LooksBack.train)[1] + 6
+    told = f"line {line}: `steps` goes to `environments` and back config.steps times"
+    assert any(told in advice for advice in fine), fine
+    assert not graph_of(LooksBack, actors=2).advice
+    assert_policies_equal(LooksBack, [FINE], actors=2)
+    assert not any("goes to" in advice for advice in graph_of(PPO, SingleLearnerFine, actors=2).advice)
 
 
 # What crosses --------------------------------------------------------------------------------------------------------

@@ -106,6 +106,8 @@ class Projection:
                     rates.of(plan),
                     plan.restores,
                     plan.shares,
+                    plan.company,
+                    plan.appends,
                     plan.per,  # type: ignore[arg-type]
                 )
                 for plan in plans

@@ -16,7 +16,7 @@ from fdg.compiler.cut import Cutter, RegionPlan
 from fdg.compiler.ir import EVERYTHING, Statement, is_attribute, walk
 from fdg.compiler.methods import Method
 from fdg.compiler.operations import OPERATIONS
-from fdg.compiler.ports import Handles, names_shown, passed_on
+from fdg.compiler.ports import Handles, appends_to, passed_on
 from fdg.compiler.tree import code
 from fdg.compiler.vary import find_helper_call
 from fdg.graph import DRIVER, Edge, Operator
@@ -198,6 +198,10 @@ class Connect:
                 # What is global is the driver's before all actors change it alike.
                 self.read(state, name)
                 state = self.give(state, name, self.made(state, name) | HERE)
+        if plan.per == "actor" and self.company_elsewhere(plan, state):
+            for name in plan.restores:
+                self.read(state, name)
+                state = self.give(state, name, self.made(state, name) | HERE)
         for port in plan.inputs:
             for maker in sorted(self.made(state, port.name)):
                 among = self.per(maker) == "worker" and plan.per == "one" and port.varying  # from all workers to each
@@ -225,6 +229,13 @@ class Connect:
             makers = HERE if back or port.plain != "no" else frozenset()
             state = self.give(state, port.name, makers | (frozenset() if port.plain == "yes" else {plan.fragment}))
         return state
+
+    def company_elsewhere(self, plan: RegionPlan, state: Makers) -> bool:
+        """Whether another fragment may have objects that share parts and of which the region changes one."""
+        makers: list[set[str]] = [set(), set()]
+        for name in plan.restores:
+            makers[name in plan.company] |= self.made(state, name) - {plan.fragment, DRIVER}
+        return bool(makers[0] & makers[1])
 
     def each(self, statement: Statement, state: Makers) -> Makers:
         for port in statement.parts["inputs"]:
@@ -333,20 +344,26 @@ class Rates:
             )
 
     def advise_on_company(self, method: Method, plan: RegionPlan, loops: list[tuple[str, Statement]]) -> None:
-        """Values that go along because they may share parts with one that is changed: a list of steps, say, grows."""
-        shown = {name for statement in walk(plan.statements) for name in names_shown(statement, method)}
+        """Lists that go along whole at every step: the region looks into them, and they share parts with what others change."""
+        loop = next(statement for text, statement in reversed(loops) if text != "?")
         aliases = method.summary.aliases
+        elsewhere = {
+            aliases.find(name)
+            for statement in walk([loop])
+            if statement.kind == "region" and statement.parts["plan"].fragment != plan.fragment
+            for name in statement.parts["plan"].restores
+        }
         times = " × ".join(text for text, _ in loops[1:] if text != "?")
-        along = [name for name in plan.restores if name not in shown]
-        changed = [name for name in plan.restores if name in shown]
-        changed = [name for name in changed if any(aliases.find(other) == aliases.find(name) for other in along)]
-        if changed:
-            names = ", ".join(f"`{name}`" for name in along)
-            self.note(
-                f"line {plan.lines[0]}: {names} {'go' if along[1:] else 'goes'} to `{plan.fragment}` and back {times} times per iteration, "
-                f"for parts that may be shared with `{changed[0]}`, which is changed there: slow where a list grows. A policy with "
-                f"all of this loop's calls in one fragment does without (single_learner_coarse)."
-            )
+        for name in plan.restores:
+            if name in plan.company or name in plan.appends or aliases.find(name) not in elsewhere:
+                continue
+            reading = [s for s in walk(plan.statements) if name in s.head.reads and not appends_to(name, s, method)]
+            if reading and isinstance(self.analysis.kind_of(name, method), tuple):
+                self.note(
+                    f"line {reading[0].origin.line}: `{name}` goes to `{plan.fragment}` and back {times} times per iteration, whole: "
+                    f"slow where it grows. A list stays where it is if all that this loop does with it is to append; a policy with "
+                    f"all of the loop's calls in one fragment does without (single_learner_coarse)."
+                )
 
     def note(self, text: str) -> None:
         if text not in self.advice:
@@ -362,13 +379,15 @@ def edge_rates(edges: dict[Any, Edge], plans: list[RegionPlan], rates: Rates) ->
     for edge in edges.values():
         found = []
         for plan in plans:
-            inputs, outputs = {port.name for port in plan.inputs}, {port.name for port in plan.outputs}
+            company = set(plan.company)
+            inputs = {port.name for port in plan.inputs} - company
+            outputs = {port.name for port in plan.outputs} - company
             if edge.value == "weights":
                 hit = plan.fragment == edge.target and "agent_act" in plan.calls
             elif edge.operator == "allreduce":
                 hit = plan.fragment == edge.target and "agent_learn" in plan.calls
             elif edge.target == DRIVER:
-                hit = plan.fragment == edge.source and edge.value in outputs | set(plan.restores)
+                hit = plan.fragment == edge.source and edge.value in outputs | set(plan.restores) - company
             else:
                 hit = plan.fragment == edge.target and edge.value in inputs
             if hit:

@@ -45,6 +45,8 @@ class RegionPlan:
     restores: list[str] = field(default_factory=list)
     """Inputs whose objects the region may change in place."""
     shares: dict[str, list[str]] = field(default_factory=dict)
+    company: list[str] = field(default_factory=list)
+    appends: list[str] = field(default_factory=list)
 
     @property
     def lines(self) -> tuple[int, int]:

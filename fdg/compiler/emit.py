@@ -184,7 +184,8 @@ class Emitter:
         for line in self.imports(plan):
             text.add(2, line, origin)
         for port in plan.inputs:
-            self.unpack(text, 2, port, this, origin)
+            if port.name not in plan.company:  # which may not have come, and is returned as it is
+                self.unpack(text, 2, port, this, origin)
         depth = 2
         for context in plan.contexts:
             items = ", ".join(code(canonical(item, method)).rstrip(", ") for item in context.parts["items"])
@@ -192,7 +193,9 @@ class Emitter:
             depth += 1
         self.block(text, depth, plan.statements, method, driver=False)
         if plan.outputs:
-            values = ", ".join(self.current(port, this) for port in plan.outputs)
+            values = ", ".join(
+                argument(port.name) if port.name in plan.company else self.current(port, this) for port in plan.outputs
+            )
             text.add(2, f"return {values}", plan.statements[-1].origin)
 
     def unpack(self, text: Text, depth: int, port: Port, this: str, origin: Origin) -> None:

@@ -5,6 +5,8 @@ output      bound by the region (or changed there, per actor) and read later
 resident    an output that the driver only passes on: it stays in the fragment, and the driver's variable is a handle
 restore     an input of the driver's that the region changes in place: the driver's object is changed likewise
 share       an output that may be the object of an input, or share parts with it
+company     an input that the region does not look at: it may change through parts that it shares with another
+append      an input that the region does nothing with but append to it
 settle      objects that share parts and that a helper changes: brought to the driver together before the call
 promote     a global object that becomes each actor's own
 """
@@ -154,13 +156,15 @@ class Interfaces:
         # self) has its own, by travelling through the region.
         weak = outputs - effects.strong
         through = weak if strict and plan.per == "actor" else {name for name in weak if is_attribute(name)}
-        needed = Liveness(local, full_uses).block(plan.statements, set(through), Exits())
+        needed = Liveness(local, full_uses).block(plan.statements, through & written, Exits())
         for context in plan.contexts:
             needed |= context.head.reads
         if EVERYTHING in effects.reads:
             needed |= self.attributes
         written_somewhere = {name for name in self.attributes if self.is_written(name)}
-        inputs = {name for name in (needed | mutated) & local if not is_attribute(name) or name in written_somewhere}
+        inputs = {
+            name for name in (needed | mutated | through) & local if not is_attribute(name) or name in written_somewhere
+        }
         bound = statement.parts.get("bound", set())
         varying_in, varying_out = statement.parts["in"], statement.parts["out"]
         aliases = method.summary.aliases
@@ -180,7 +184,12 @@ class Interfaces:
         kept = {other for name, others in plan.shares.items() for other in others if other != name}
         outputs |= kept & live & varying  # what got another name here is one object with it, per actor
         mutated |= kept - varying
-        plan.restores = sorted((mutated | effects.mutates & varying) & inputs)
+        company = inputs - needed - written
+        plan.company = sorted(company)
+        plan.appends = sorted(name for name in inputs - company - written if only_appended(name, plan, method))
+        # What company shares with the others comes back with the others.
+        others = {name for name in effects.mutates if aliases.find(name) in set(map(aliases.find, company))}
+        plan.restores = sorted((mutated | others | effects.mutates & varying) & inputs)
         by_value = {name for name in outputs if name in driver or "resident" not in self.passes}
         # Names of one object travel in one message, the same way.
         by_value |= {name for name in outputs if aliases.classes({name}) & by_value}
@@ -264,6 +273,28 @@ def names_shown(statement: Statement, method: Method) -> set[str]:
     for part in statement.parts.values():
         nodes += [node for node in (part if isinstance(part, list) else [part]) if isinstance(node, cst.CSTNode)]
     return {variable(inner, method) for node in nodes for inner in find(node, cst.Name, cst.Attribute)}
+
+
+def only_appended(name: str, plan: RegionPlan, method: Method) -> bool:
+    """Whether all that a region does with a variable is `name.append(…)`."""
+    if any({name, EVERYTHING} & context.head.reads for context in plan.contexts):
+        return False
+    reading = [s for s in walk(plan.statements) if {name, EVERYTHING} & s.head.reads]
+    return bool(reading) and all(appends_to(name, statement, method) for statement in reading)
+
+
+def appends_to(name: str, statement: Statement, method: Method) -> bool:
+    """Whether a statement is `name.append(…)`, with an argument that has nothing to do with the variable."""
+    node = statement.parts.get("node")
+    if statement.kind != "simple" or not isinstance(node, cst.Expr) or not isinstance(node.value, cst.Call):
+        return False
+    function, given = node.value.func, [argument.value for argument in node.value.args]
+    if not isinstance(function, cst.Attribute) or function.attr.value != "append" or len(given) != 1:
+        return False
+    # An attribute of the trainer may be reached through anything that is the trainer's.
+    own = method.self_name if is_attribute(name) else name
+    mentioned = {inner.value for inner in find(given[0], cst.Name)}
+    return variable(function.value, method) == name and own not in mentioned and EVERYTHING not in statement.head.reads
 
 
 class Handles:

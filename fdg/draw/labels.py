@@ -73,9 +73,11 @@ def border(graph: Graph, region: Region) -> dict[str, list[str]]:
     moves = [edge for edge in graph.edges if edge.source != edge.target]
     brought = {edge.value for edge in moves if edge.target == region.fragment}
     taken = {edge.value for edge in moves if edge.source == region.fragment}
-    enters = [port for port in region.inputs if port.how == "value" or port.name in brought]
-    leaves = [port for port in region.outputs if port.how == "value" or port.name in taken]
-    held = [port for port in region.inputs if port not in enters] + region.outputs
+    looks = [port for port in region.inputs if port.name not in region.company]
+    gives = [port for port in region.outputs if port.name not in region.company]
+    enters = [port for port in looks if port.how == "value" or port.name in brought]
+    leaves = [port for port in gives if port.how == "value" or port.name in taken]
+    held = [port for port in looks if port not in enters] + gives
     stays = {port.name: port for port in held if port.how == "resident"}
     return {
         "enters": [_port(port) for port in enters],
