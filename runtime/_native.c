@@ -1,6 +1,7 @@
 /* Steps of environments' rows without a call of numpy or torch for each operation on a few numbers.
 
    cartpole         one step of CartPole's rows
+   cartpole_begin   new episodes in those that ended
    locomotion       one step of MuJoCo's rows: the simulations, and what is observed of them
    helper           start a thread that takes rows of `locomotion` off the caller's hands
    network          the output of a small network of linear layers for a few rows
@@ -66,11 +67,21 @@ static int expect(Py_ssize_t count, Py_ssize_t wanted) {
     return -1;
 }
 
+/* Add an episode that ended to a list, made when first needed, and begin to count the next one. */
+static int end_episode(PyObject **episodes, double *total, int64_t *length) {
+    if (*episodes == NULL && (*episodes = PyList_New(0)) == NULL) return -1;
+    PyObject *episode = Py_BuildValue("dL", *total, (long long)*length);
+    const int failed = episode == NULL || PyList_Append(*episodes, episode) < 0;
+    Py_XDECREF(episode);
+    *total = 0, *length = 0;
+    return failed ? -1 : 0;
+}
+
 /* CartPole --------------------------------------------------------------------------------------------------------- */
 
 /* cartpole(state [4, n] f64, steps [n] i32, cosine [n], sine [n], numbers, standing [n, 4] f32, returns [n] f64,
             lengths [n] i64, n, longest, action i64*, live bool* or 0, outcome …)
-   -> rows moved * 2 + whether any ended, or -1: there is no such action, and nothing has moved
+   -> rows moved, or -1: there is no such action, and nothing has moved; and the episodes that ended, or None
    numbers: mass, pole, leverage, gravity, length, tau, third, force, limit of x, limit of theta */
 static PyObject *cartpole(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (expect(count, 18) < 0) return NULL;
@@ -81,7 +92,7 @@ static PyObject *cartpole(PyObject *self, PyObject *const *args, Py_ssize_t coun
     const Outcome out = outcome(args + 12);
     if (PyErr_Occurred()) return NULL;
     for (Py_ssize_t i = 0; i < n; i++)
-        if (action[i] != 0 && action[i] != 1) return PyLong_FromLong(-1);
+        if (action[i] != 0 && action[i] != 1) return Py_BuildValue("lO", -1L, Py_None);
     Py_buffer buffers[8] = {{0}};
     const Py_ssize_t one = 8 * n, sizes[8] = {4 * one, 4 * n, one, one, 80, 16 * n, one, one};
     if (open_buffers(args, buffers, sizes, 8) < 0) {
@@ -95,7 +106,9 @@ static PyObject *cartpole(PyObject *self, PyObject *const *args, Py_ssize_t coun
     int64_t *lengths = buffers[7].buf;
     const double mass = numbers[0], pole = numbers[1], leverage = numbers[2], gravity = numbers[3], length = numbers[4],
                  tau = numbers[5], third = numbers[6], force = numbers[7], far = numbers[8], tilted = numbers[9];
-    long moved = 0, ends = 0;
+    PyObject *episodes = NULL;
+    long moved = 0;
+    int failed = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         const int moves = live == NULL || live[i];
         if (moves) {
@@ -118,12 +131,47 @@ static PyObject *cartpole(PyObject *self, PyObject *const *args, Py_ssize_t coun
         out.terminated[i] = fabs(x[i]) > far || fabs(angle[i]) > tilted;
         out.truncated[i] = steps[i] >= longest;
         out.done[i] = out.terminated[i] | out.truncated[i];
-        ends |= out.done[i];
+        if (out.done[i] && !failed) failed = end_episode(&episodes, &returns[i], &lengths[i]);
     }
     memcpy(out.standing_at, out.observation, 16 * (size_t)n);
     memcpy(buffers[5].buf, out.observation, 16 * (size_t)n);
     release(buffers, 8);
-    return PyLong_FromLong(2 * moved + ends);
+    if (failed) {
+        Py_XDECREF(episodes);
+        return NULL;
+    }
+    return episodes ? Py_BuildValue("lN", moved, episodes) : Py_BuildValue("lO", moved, Py_None);
+}
+
+/* cartpole_begin(state [4, n] f64, steps [n] i32, standing [n, 4] f32, draws [4, ended] f64, n, done bool*, standing_at f32*):
+   new episodes in the rows that are done, at the states drawn. */
+static PyObject *cartpole_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (expect(count, 7) < 0) return NULL;
+    const Py_ssize_t n = PyLong_AsSsize_t(args[4]);
+    const uint8_t *done = pointer(args[5]);
+    float *standing_at = pointer(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    Py_ssize_t ended = 0;
+    for (Py_ssize_t i = 0; i < n; i++) ended += done[i];
+    Py_buffer buffers[4] = {{0}};
+    const Py_ssize_t sizes[4] = {32 * n, 4 * n, 16 * n, 32 * ended};
+    if (open_buffers(args, buffers, sizes, 4) == 0) {
+        double *state = buffers[0].buf;
+        const double *drawn = buffers[3].buf;
+        float *standing = buffers[2].buf;
+        for (Py_ssize_t i = 0; i < n; i++) {
+            if (!done[i]) continue;
+            ((int32_t *)buffers[1].buf)[i] = 0;
+            for (int k = 0; k < 4; k++) {
+                state[k * n + i] = drawn[k * ended];
+                standing_at[4 * i + k] = standing[4 * i + k] = (float)drawn[k * ended];
+            }
+            drawn++;
+        }
+    }
+    release(buffers, 4);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
 }
 
 /* MuJoCo ----------------------------------------------------------------------------------------------------------- */
@@ -363,7 +411,8 @@ static int count_step(PyObject *limit) {
 
 /* locomotion(rows [n, 6] addresses, sizes, numbers, low [A] f32, high [A] f32, standing [n, D] f32, returns [n] f64,
               lengths [n] i64, limits: a list, n, D, model, step, forces or 0, frames, threads to wake, action f32*,
-              live bool* or 0, outcome …) -> (rows moved * 2 + whether any ended, seconds of a row), or None: a NaN among the actions, and nothing has moved */
+              live bool* or 0, outcome …)
+   -> rows moved, or -1: a NaN among the actions, and nothing has moved; the episodes that ended, or None; seconds of a row */
 static PyObject *locomotion(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (expect(count, 24) < 0) return NULL;
     PyObject *limits = args[8], *answer = NULL;
@@ -394,7 +443,7 @@ static PyObject *locomotion(PyObject *self, PyObject *const *args, Py_ssize_t co
 
     for (Py_ssize_t i = 0; i < n * actions; i++)
         if (isnan(action[i])) {
-            answer = Py_NewRef(Py_None);
+            answer = Py_BuildValue("lOd", -1L, Py_None, 0.0);
             goto end;
         }
     int32_t *which = PyMem_Malloc((size_t)(n + 1) * (sizeof(int32_t) + sizeof(double) + (size_t)actions * sizeof(float)));
@@ -435,7 +484,7 @@ static PyObject *locomotion(PyObject *self, PyObject *const *args, Py_ssize_t co
     memset(out.reward, 0, 4 * (size_t)n);
     memset(out.terminated, 0, (size_t)n);
     memset(out.truncated, 0, (size_t)n);
-    long ends = 0;
+    PyObject *episodes = NULL;
     int failed = 0;
     for (uint32_t at = 0; at < moving && !failed; at++) {
         const int32_t i = which[at];
@@ -449,7 +498,7 @@ static PyObject *locomotion(PyObject *self, PyObject *const *args, Py_ssize_t co
         failed = last < 0;
         out.terminated[i] = sizes[TERMINATES] && !well;
         out.truncated[i] = last == 1;
-        ends |= out.terminated[i] | out.truncated[i];
+        if ((out.terminated[i] | out.truncated[i]) && !failed) failed = end_episode(&episodes, &returns[i], &lengths[i]);
     }
     for (Py_ssize_t i = 0; i < n; i++) out.done[i] = out.terminated[i] | out.truncated[i];
     memcpy(standing, out.observation, 4 * (size_t)(n * width));
@@ -457,8 +506,9 @@ static PyObject *locomotion(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyMem_Free(which);
     if (!failed) {
         const double seconds = (double)(stop.tv_sec - start.tv_sec) + 1e-9 * (double)(stop.tv_nsec - start.tv_nsec);
-        answer = Py_BuildValue("ld", 2L * (long)moving + ends, mine ? seconds / mine : 0.0);
+        answer = Py_BuildValue("lOd", (long)moving, episodes ? episodes : Py_None, mine ? seconds / mine : 0.0);
     }
+    Py_XDECREF(episodes);
 end:
     release(buffers, 8);
     return answer;
@@ -613,6 +663,7 @@ static PyObject *write_rows(PyObject *self, PyObject *const *args, Py_ssize_t co
 
 static PyMethodDef methods[] = {
     {"cartpole", (PyCFunction)(void (*)(void))cartpole, METH_FASTCALL, "One step of CartPole's rows."},
+    {"cartpole_begin", (PyCFunction)(void (*)(void))cartpole_begin, METH_FASTCALL, "New episodes of CartPole's rows."},
     {"locomotion", (PyCFunction)(void (*)(void))locomotion, METH_FASTCALL, "One step of MuJoCo's rows."},
     {"epsilon_greedy", (PyCFunction)(void (*)(void))epsilon_greedy, METH_FASTCALL, "Choose actions by their values."},
     {"network", (PyCFunction)(void (*)(void))network, METH_FASTCALL, "The output of a small network for a few rows."},

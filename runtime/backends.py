@@ -25,6 +25,7 @@ from fdg.runtime.native import native
 
 if TYPE_CHECKING:
     import gymnasium
+    import torch
 
 PUBLISHED = (
     *("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"),
@@ -136,6 +137,10 @@ The two observations may be one array; the other arrays are the caller's own.
 """
 
 
+Episodes = list[tuple[float, int]]
+"""Return and length of each."""
+
+
 class Rows(Protocol):
     """A backend: E environments side by side, each reset within the step that ends it."""
 
@@ -153,16 +158,17 @@ class Rows(Protocol):
     fills: bool
     """Whether `fill` and `begin` can take the place of `step`."""
 
-    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+    def fill(
+        self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray
+    ) -> tuple[int, Episodes | None]:
         """A step in compiled code, from and to memory at the given addresses: actions (int64 [E], or float32 [E, A]), which
         rows are live (bool [E]; 0: all), and what comes of it: observation, the observation to go on from (float32),
         reward (float32), done, terminated, truncated (bool). Also adds to the returns and lengths of episodes.
 
-        Twice the number of rows that moved, and 1 more if an episode ended; -1 if an action cannot be taken: then
-        nothing has moved."""
+        How many rows moved, and which episodes ended. -1 if an action cannot be taken: then nothing has moved."""
 
-    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
-        """Begin new episodes in rows that ended in `fill`, and write where they go on from to `first`."""
+    def begin(self, count: int, done: torch.Tensor, first: torch.Tensor) -> None:
+        """Begin new episodes in the `count` rows that are done after `fill`, and write where they go on from to `first`."""
 
     @property
     def standing(self) -> np.ndarray:
@@ -190,10 +196,12 @@ class _Readable:
     _recorder: Any = None
     """Records actions where environments cannot be read."""
 
-    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+    def fill(
+        self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray
+    ) -> tuple[int, Episodes | None]:
         raise NotImplementedError
 
-    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+    def begin(self, count: int, done: torch.Tensor, first: torch.Tensor) -> None:
         raise NotImplementedError
 
     def _environments(self) -> list[Any]:
@@ -300,9 +308,10 @@ class SyncRows(_Readable):
                     raise self._no_reset(error) from error
                 raise
 
-    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
-        self._reset_rows(ended, first)
-        self.standing[ended] = first[ended]
+    def begin(self, count: int, done: torch.Tensor, first: torch.Tensor) -> None:
+        ended, begun = done.numpy().reshape(-1), first.numpy()
+        self._reset_rows(ended, begun)
+        self.standing[ended] = begun[ended]
 
     def load_state(self, state: dict[str, Any], at: np.ndarray | None) -> None:
         super().load_state(state, at)
@@ -394,22 +403,23 @@ class CartPoleRows(_Readable):
         self.standing = np.empty((num_envs, 4), np.float32)
         self._settings = np.array([*self._numbers, vector.force_mag, *limits[:, 0]])
 
-    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+    def fill(
+        self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray
+    ) -> tuple[int, Episodes | None]:
         vector = self.vector
         angle = vector.state[2]
         cosine, sine = np.cos(angle, self._cosine), np.sin(angle, self._sine)
-        found: int = native.cartpole(
+        found: tuple[int, Episodes | None] = native.cartpole(
             *(vector.state, vector.steps, cosine, sine, self._settings, self.standing, returns, lengths),
             *(len(lengths), vector.max_episode_steps, action, live, *out),
         )
         return found
 
-    def begin(self, ended: np.ndarray, first: np.ndarray) -> None:
+    def begin(self, count: int, done: torch.Tensor, first: torch.Tensor) -> None:
         vector = self.vector
-        count = np.count_nonzero(ended)
-        vector.state[:, ended] = vector.np_random.uniform(low=vector.low, high=vector.high, size=(4, count))
-        vector.steps[ended] = 0
-        first[ended] = self.standing[ended] = vector.state.T[ended]
+        drawn = vector.np_random.uniform(vector.low, vector.high, (4, count))
+        state, steps, rows = vector.state, vector.steps, len(first)
+        native.cartpole_begin(state, steps, self.standing, drawn, rows, done.data_ptr(), first.data_ptr())
 
     def _environments(self) -> list[Any]:
         return [self.vector]

@@ -198,7 +198,9 @@ class Environment:
         self._lengths += self._one if live is None else live
         self._restarted = 1 in ended.tobytes()  # a fifth of the time of ended.any()
         if self._restarted:
-            self._end_episodes(ended, cut is None)
+            if cut is None:
+                self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
+            self._returns[ended], self._lengths[ended] = 0, 0
         observation = final.astype(self._dtype, order="C")  # a copy in any case
         return {
             "observation": torch.from_numpy(observation),
@@ -227,26 +229,20 @@ class Environment:
             "truncated": torch.empty(rows, 1, dtype=torch.bool),
         }
         out = [part.data_ptr() for part in following.values()]
-        moved = self._rows.fill(
+        moved, episodes = self._rows.fill(
             action.data_ptr(), 0 if live is None else live.data_ptr(), out, self._returns, self._lengths
         )
         if moved < 0:
             return None
         if live is not None:
             _take_out(td, "_step")
-        self.frames += moved >> 1
-        self._restarted = bool(moved & 1)
-        if self._restarted:
-            ended = following["done"].numpy().reshape(-1)
-            self._end_episodes(ended)
-            self._rows.begin(ended, following["reset_observation"].numpy())
+        self.frames += moved
+        self._restarted = episodes is not None
+        if episodes is not None:
+            self.episodes += episodes
+            self._rows.begin(len(episodes), following["done"], following["reset_observation"])
         self._at = self._rows.standing
         return following
-
-    def _end_episodes(self, ended: np.ndarray, counted: bool = True) -> None:
-        if counted:
-            self.episodes += zip(self._returns[ended].tolist(), self._lengths[ended].tolist(), strict=True)
-        self._returns[ended], self._lengths[ended] = 0, 0
 
     def drain_episodes(self) -> list[tuple[float, int]]:
         """(return, length) of the episodes finished since the last call; rows in order within a step."""

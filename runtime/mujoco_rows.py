@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fdg.capacity import cores, lent
-from fdg.runtime.backends import SyncRows
+from fdg.runtime.backends import Episodes, SyncRows
 from fdg.runtime.mujoco_model import quick_model
 from fdg.runtime.native import native
 
@@ -121,21 +121,20 @@ class MujocoRows(SyncRows):
             space: Any = self.action_space
             self._low, self._high = (np.array(bound, np.float32) for bound in (space.low, space.high))
 
-    def fill(self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray) -> int:
+    def fill(
+        self, action: int, live: int, out: Sequence[int], returns: np.ndarray, lengths: np.ndarray
+    ) -> tuple[int, Episodes | None]:
         if self._bound_for != id(self):
             self._bind()
         if self.standing.dtype != np.float32:
             self.standing = self.standing.astype(np.float32)
         rows, width = self.standing.shape
-        found = native.locomotion(
+        moved, episodes, self._seconds = native.locomotion(
             *(self._memory, self._sizes, self._numbers, self._low, self._high, self.standing, returns, lengths),
             *(self.vector.envs, rows, width, self._model._address, *self._functions, self._frames),
             *(self._helpers_for(rows), action, live, *out),
         )
-        if found is None:
-            return -1
-        moved, self._seconds = found
-        return int(moved)
+        return moved, episodes
 
     def _view(self, data: Any) -> tuple[Any, ...]:
         """The memory of a row's simulation. The distance covered is that of the first joint, or of the torso as of the last
