@@ -85,11 +85,15 @@ def _small(layers: list[Layer], x: torch.Tensor) -> torch.Tensor | None:
             outputs, inputs = weight.shape
             if inputs != width or type(weight) not in _WEIGHTS or weight.dtype is not torch.float32:
                 return None
-            if not weight.is_contiguous() or not weight.is_cpu or (bias is not None and bias.shape != (outputs,)):
+            if not weight.is_contiguous() or not weight.is_cpu:
+                return None
+            if bias is not None and (
+                bias.shape != (outputs,) or bias.dtype is not torch.float32 or bias.stride() != (1,)
+            ):
                 return None
             arguments += weight.data_ptr(), 0 if bias is None else bias.data_ptr(), inputs, outputs, follows
             width = outputs
-        y = torch.empty(rows, width)
+        y = torch.empty(rows, width, dtype=torch.float32)
         native.network(x.data_ptr(), rows, y.data_ptr(), *arguments)
     except RuntimeError:  # of data_ptr: inside torch.vmap tensors have no memory of their own
         return None
@@ -163,8 +167,8 @@ def epsilon_greedy(values: torch.Tensor, epsilon: float) -> torch.Tensor:
     tensor([1, 0])
     """
     rows, choices = values.shape[:-1], values.shape[-1]
-    chance, other = torch.rand(rows), torch.randint(choices, rows)
-    if native is None or not plain(values, torch.float32):
+    chance, other = torch.rand(rows, dtype=torch.float32), torch.randint(choices, rows)
+    if native is None or not plain(values, torch.float32) or not plain(other, torch.int64):
         return torch.where(chance < epsilon, other, values.argmax(-1))
     native.epsilon_greedy(values.data_ptr(), chance.data_ptr(), other.data_ptr(), other.numel(), choices, epsilon)
     return other

@@ -217,13 +217,17 @@ class Environment:
         live = entries.get("_step")
         if self._cut is not None or not plain(action, self._action_dtype, self._action_shape):
             return None
+        if (
+            torch._C._len_torch_function_stack()
+        ):  # such as torch.set_default_device: what is made below would be elsewhere
+            return None
         if live is not None and not plain(live, torch.bool, self._size):
             return None
         rows = self.spec.num_envs
         following = {
-            "observation": torch.empty(self._observed),
-            "reset_observation": torch.empty(self._observed),
-            "reward": torch.empty(rows, 1),
+            "observation": torch.empty(self._observed, dtype=torch.float32),
+            "reset_observation": torch.empty(self._observed, dtype=torch.float32),
+            "reward": torch.empty(rows, 1, dtype=torch.float32),
             "done": torch.empty(rows, 1, dtype=torch.bool),
             "terminated": torch.empty(rows, 1, dtype=torch.bool),
             "truncated": torch.empty(rows, 1, dtype=torch.bool),

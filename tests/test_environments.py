@@ -456,6 +456,20 @@ def test_compiled_and_other_steps_may_take_turns() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
+def test_compiled_steps_under_another_default_dtype(env_id: str) -> None:
+    here, there = make_env(env_id, 3, seed=1), make_env(env_id, 3, seed=1)
+    wanted = random_step(here, here.reset(), 0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        td = there.reset()
+        td["action"] = wanted["action"]
+        same(there.step(td)["next"], wanted["next"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@compiled
 @pytest.mark.parametrize(("env_id", "action"), [("CartPole-v1", [0, 2]), ("Hopper-v5", [[0.0] * 3, [math.nan] * 3])])
 def test_an_action_that_cannot_be_taken_moves_nothing_in_compiled_steps(env_id: str, action: Any) -> None:
     env = make_env(env_id, 2, seed=1)

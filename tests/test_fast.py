@@ -120,6 +120,29 @@ def test_compiled_code_leaves_to_torch_what_is_more_than_numbers() -> None:
     assert is_output(traced(y), module, y), "it was traced, not computed"
 
 
+def test_another_default_dtype_changes_nothing() -> None:
+    module, x, values = QUICK["tanh"](), torch.randn(3, 4), torch.randn(5, 2)
+    torch.manual_seed(2)
+    wanted = fdg.fast(module, x), fdg.epsilon_greedy(values, 0.5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(2)
+        seen = fdg.fast(module, x), fdg.epsilon_greedy(values, 0.5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, seen, wanted)) and seen[0].dtype == torch.float32
+
+
+@compiled
+def test_a_bias_that_is_no_row_of_floats() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)
+    layer: Any = module[0]
+    layer.bias.data = torch.randn(6)[::2]
+    assert torch.equal(fdg.fast(module, x), module(x))
+    layer.bias.data = torch.randn(1).expand(3)
+    assert torch.equal(fdg.fast(module, x), module(x))
+
+
 @pytest.mark.parametrize("by", [pytest.param("compiled code", marks=compiled), "torch"])
 def test_epsilon_greedy(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if by == "torch":
