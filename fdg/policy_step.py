@@ -10,6 +10,7 @@ With a few rows, calling modules takes longer than what they compute: `benchmark
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from weakref import ref
 
@@ -77,19 +78,21 @@ def _small(layers: list[Layer], x: torch.Tensor) -> torch.Tensor | None:
     """The output for a few rows, by compiled code; None if there is more to it than numbers in memory."""
     if not plain(x, torch.float32) or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
     rows, width = x.shape
     try:
         arguments: list[int] = []
         for parameters, follows in layers:
             weight, bias = parameters["weight"], parameters["bias"]
+            if type(weight) not in _WEIGHTS or weight.dtype is not torch.float32 or not weight.is_contiguous():
+                return None
             outputs, inputs = weight.shape
-            if inputs != width or type(weight) not in _WEIGHTS or weight.dtype is not torch.float32:
+            if inputs != width or not weight.is_cpu or weight.is_neg():
                 return None
-            if not weight.is_contiguous() or not weight.is_cpu:
+            if bias is not None and not (type(bias) in _WEIGHTS and bias.dtype is torch.float32 and bias.is_cpu):
                 return None
-            if bias is not None and (
-                bias.shape != (outputs,) or bias.dtype is not torch.float32 or bias.stride() != (1,)
-            ):
+            if bias is not None and (bias.shape != (outputs,) or bias.stride() != (1,) or bias.is_neg()):
                 return None
             arguments += weight.data_ptr(), 0 if bias is None else bias.data_ptr(), inputs, outputs, follows
             width = outputs
@@ -168,10 +171,12 @@ def epsilon_greedy(values: torch.Tensor, epsilon: float) -> torch.Tensor:
     """
     rows, choices = values.shape[:-1], values.shape[-1]
     chance, other = torch.rand(rows, dtype=torch.float32), torch.randint(choices, rows)
-    if native is None or not plain(values, torch.float32) or not plain(other, torch.int64):
-        return torch.where(chance < epsilon, other, values.argmax(-1))
-    native.epsilon_greedy(values.data_ptr(), chance.data_ptr(), other.data_ptr(), other.numel(), choices, epsilon)
-    return other
+    if native is not None and plain(values, torch.float32) and plain(other, torch.int64) and type(epsilon) is float:
+        with contextlib.suppress(RuntimeError):  # of data_ptr, as in `_small`
+            places = values.data_ptr(), chance.data_ptr(), other.data_ptr()
+            native.epsilon_greedy(*places, other.numel(), choices, epsilon)
+            return other
+    return torch.where(chance < epsilon, other, values.argmax(-1))
 
 
 def sample_categorical(logits: torch.Tensor) -> torch.Tensor:

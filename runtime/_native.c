@@ -298,6 +298,7 @@ static uint32_t run(const Work *work, int wake) {
     static uint32_t number = 0;
     number++;
     atomic_store(&job.ticket, ticket(number, UINT32_MAX)); /* nobody takes one while the work is written down */
+    atomic_thread_fence(memory_order_seq_cst);
     job.work = *work;
     atomic_store(&job.finished, 0);
     atomic_store(&job.ticket, ticket(number, 0));

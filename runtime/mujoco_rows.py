@@ -103,12 +103,18 @@ class MujocoRows(SyncRows):
         self._path = np.zeros((2, num_envs))
         self._contacts = np.zeros((num_envs, model.nbody, 6)) if self.task.contacts else None
         self._seconds = 0.0  # for a row, as last measured
-        self._functions = _functions(mujoco, self.task.contacts)
-        self.fills = native is not None and len(self._functions) == 2
+        self.fills = native is not None
         self._bind()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_bound_for": None}  # a copy has other memory, maybe in another process
 
     def _bind(self) -> None:
         """Look where the simulations are. A copy of these rows has others."""
+        import mujoco
+
+        self._functions = _functions(mujoco, self.task.contacts)
+        self.fills = self.fills and len(self._functions) == 2
         inner: list[Any] = [env.unwrapped for env in self.vector.envs]
         self._bound_for = id(self)
         self._simulations = [env.data for env in inner]
@@ -211,7 +217,10 @@ class MujocoRows(SyncRows):
             return 0
         count = min(max(cores(), 2 if lent() else 1) - 1, count)
         while native.helpers() < count:
-            thread = native.helper()
+            try:
+                thread = native.helper()
+            except OSError:  # the system has no thread left for us
+                return int(native.helpers())
             # only where a CPU has nothing else to do: a helper that is not let run takes no row, and nobody waits for it
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(thread, os.sched_getaffinity(0) | lent())

@@ -113,7 +113,9 @@ class Layout(NamedTuple):
             value = places[place][name]
             if type(value) is not Tensor or value.dtype is not dtype or value.shape != shape:
                 return None
-            if not value.is_contiguous() or not value.is_cpu or value.is_neg() or value.is_conj():
+            if not value.is_contiguous() or not value.is_cpu:
+                return None
+            if value.is_neg() or value.is_conj() or value._is_zerotensor():
                 return None
             result.append(value.data_ptr())
         return result

@@ -40,7 +40,9 @@ def plain(value: Any, dtype: torch.dtype, shape: tuple[int, ...] | None = None) 
     """Whether a tensor lies in memory as numbers of this kind, one after the other, so that compiled code can read it."""
     if type(value) is not torch.Tensor or value.dtype is not dtype or (shape is not None and value.shape != shape):
         return False
-    return value.is_contiguous() and value.is_cpu and not value.is_neg()
+    if value.layout is not torch.strided or not value.is_contiguous() or not value.is_cpu:
+        return False
+    return not value.is_neg() and not value._is_zerotensor()
 
 
 class Unbound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 import re
 import subprocess
@@ -492,6 +493,46 @@ def test_a_copy_of_mujoco_rows_moves_its_own_simulations(fills: bool) -> None:
     copy.step(with_action_zero(other))
     assert torch.equal(other["next", "observation"], td["next", "observation"])
     assert repr(env.state()) == before
+
+
+@compiled
+def test_mujoco_rows_that_were_pickled_step_in_another_process(tmp_path: Path) -> None:
+    env, file = make_env("Hopper-v5", 2, seed=1), tmp_path / "env"
+    env.reset()
+    file.write_bytes(pickle.dumps(env))
+    text = f"""
+import pickle, torch
+env = pickle.load(open({str(file)!r}, "rb"))
+assert env._rows.fills
+td = env.reset(seed=1)
+td["action"] = torch.zeros(2, 3)
+print(env.step(td)["next", "observation"].double().sum().item())
+"""
+    seen = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert seen.returncode == 0, seen.stderr[-500:]
+    td = env.reset(seed=1).set("action", torch.zeros(2, 3))
+    assert float(seen.stdout) == env.step(td)["next", "observation"].double().sum().item()
+
+
+@compiled
+def test_rows_step_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        locomotion = native.locomotion
+
+        def helpers(self) -> int:
+            return 0
+
+        def helper(self) -> int:
+            raise OSError("no thread could be started")
+
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.native", Exhausted())
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.cores", lambda: 4)
+    monkeypatch.setattr("fdg.runtime.mujoco_rows.ENOUGH", 1e-9)
+    env = make_env("Hopper-v5", 3, seed=1)
+    td = env.reset()
+    for turn in range(3):
+        td = step_mdp(random_step(env, td, turn))
+    assert env.frames > 3
 
 
 def with_action_zero(td: TensorDict) -> TensorDict:

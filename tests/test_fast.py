@@ -133,6 +133,17 @@ def test_another_default_dtype_changes_nothing() -> None:
     assert all(map(torch.equal, seen, wanted)) and seen[0].dtype == torch.float32
 
 
+def test_tensors_without_memory_of_their_own() -> None:
+    module, none = QUICK["tanh"](), torch._efficientzerotensor(3, 4)
+    assert is_output(fdg.fast(module, none), module, torch.zeros(3, 4))
+    assert fdg.epsilon_greedy(none, 0.0).tolist() == [0, 0, 0]
+    values = torch.rand(5, 3, 2)
+    chosen = torch.vmap(lambda rows: fdg.epsilon_greedy(rows, 0.0), randomness="different")(values)
+    assert torch.equal(chosen, values.argmax(-1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fdg.fast(module, torch.randn(3, 4)).dtype == module(torch.randn(3, 4)).dtype == torch.bfloat16
+
+
 @compiled
 def test_a_bias_that_is_no_row_of_floats() -> None:
     module, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)
