@@ -180,7 +180,7 @@ def engines(repeats: int) -> int:
 LIMITS = {"Ant-v5": 4.0, "CartPole-v1": 20.0}
 """How many times as many frames per second as Flame's own example."""
 NETWORKS: dict[str, dict[str, Any]] = {
-    "Ant-v5": dict(hidden_dim=256, hidden_layers=2, lr=3e-4, envs=50),
+    "Ant-v5": dict(hidden_dim=256, hidden_layers=2, lr=3e-4, envs=25),
     "CartPole-v1": dict(hidden_dim=128, hidden_layers=1, lr=1e-2, envs=50),
 }
 """Networks and step sizes of the example, and how many environments an actor steps side by side."""

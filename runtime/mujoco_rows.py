@@ -114,7 +114,7 @@ class MujocoRows(SyncRows):
         import mujoco
 
         self._functions = _functions(mujoco, self.task.contacts)
-        self.fills = self.fills and len(self._functions) == 2
+        self.fills = self.fills and bool(self._functions)
         inner: list[Any] = [env.unwrapped for env in self.vector.envs]
         self._bound_for = id(self)
         self._simulations = [env.data for env in inner]
@@ -229,14 +229,16 @@ class MujocoRows(SyncRows):
 
 
 def _functions(mujoco: Any, contacts: bool) -> list[int]:
-    """Where MuJoCo's own functions are: a step, and the forces of contacts if wanted; empty if they are not found."""
+    """Where MuJoCo's own functions are: a step, and the forces of contacts if wanted; and where it keeps the one that tells
+    the time, for a profile of its steps. Empty if they are not found."""
     try:
         library = ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco.*"))))
         step, forces = library.mj_step, library.mj_rnePostConstraint
-    except (StopIteration, OSError, AttributeError):
+        clock = ctypes.addressof(ctypes.c_void_p.in_dll(library, "mjcb_time"))
+    except (StopIteration, OSError, AttributeError, ValueError):
         return []
     found = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (step, forces)]
-    return found if contacts else [found[0], 0]
+    return [found[0], found[1] if contacts else 0, clock]
 
 
 def _settings(task: Task, one: Any, model: Any) -> tuple[np.ndarray, np.ndarray]:
