@@ -30,7 +30,7 @@ TUNED: dict[tuple[str, str], dict[str, Any]] = {
         iterations=1000, envs=32, steps=16, lr=1e-3, ent_coef=0.01, norm_obs=True, norm_reward=True
     ),
     ("ppo", "CartPole-v1"): dict(
-        iterations=400, envs=8, steps=32, num_minibatches=1, update_epochs=20, lr=1e-3, gamma=0.98, gae_lambda=0.8
+        iterations=100, envs=8, steps=128, num_minibatches=4, update_epochs=10, lr=1e-3, gamma=0.98, gae_lambda=0.8
     ),
     ("ppo", "Acrobot-v1"): dict(
         iterations=100, envs=16, steps=128, num_minibatches=4, update_epochs=8, lr=1e-3, gae_lambda=0.94, norm_obs=True,

@@ -535,6 +535,23 @@ def test_rows_step_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatc
     assert env.frames > 3
 
 
+@compiled
+def test_compiled_steps_take_no_time_by_mujocos_clock_and_leave_it_running() -> None:
+    import mujoco
+
+    def spent() -> float:
+        return sum(timer.duration for timer in data.timer)
+
+    env = make_env("HalfCheetah-v5", 1, seed=1)
+    td, inner = env.reset(), env._rows.vector.envs[0].unwrapped
+    data = inner.data
+    before = spent()
+    env.step(with_action_zero(td))
+    assert data.time > 0 and spent() == before
+    mujoco.mj_step(inner.model, data)
+    assert spent() > before
+
+
 def with_action_zero(td: TensorDict) -> TensorDict:
     return td.set("action", torch.zeros(len(td), 6))
 
