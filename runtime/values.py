@@ -16,7 +16,7 @@ import itertools
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -244,13 +244,47 @@ def copied(value: Any, memo: dict[Any, Any]) -> Any:
     elif isinstance(value, Rows):
         new = copy.deepcopy(value)
     else:
-        inner = {key: pair[1] for key, pair in memo.items()}
-        try:
-            new = copy.deepcopy(value, inner)
-        except Exception as error:
-            raise RunError(f"a {type(value).__name__} cannot cross between fragments: {error}") from error
+        new = copied_object(value, memo)
     memo[id(value)] = (value, new)
     return new
+
+
+def copied_object(value: Any, memo: dict[Any, Any]) -> Any:
+    """The copy of an object that hides what is in it. What is in there and elsewhere in the message is copied once,
+    whichever is met first."""
+    for tensor in tensors_in(value):
+        copied(tensor, memo)
+    inner: dict[Any, Any] = {key: new for key, (_, new) in memo.items()}
+    try:
+        new = copy.deepcopy(value, inner)
+    except Exception as error:
+        raise RunError(f"a {type(value).__name__} cannot cross between fragments: {error}") from error
+    for old in inner.get(id(inner), ()):  # all that was copied
+        if id(old) in inner:
+            memo.setdefault(id(old), (old, inner[id(old)]))
+    return new
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Tensors and TensorDicts in an object, as far as its attributes and Python's containers lead to them."""
+    seen: set[int] = set()
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, ATOMS) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if type(item) in (torch.Tensor, torch.nn.Parameter) or isinstance(item, TensorDictBase):
+            yield item
+        elif isinstance(item, dict):
+            rest += [*item.keys(), *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            rest += item
+        else:
+            rest += getattr(item, "__dict__", {}).values()
+            slots = [getattr(kind, "__slots__", ()) for kind in type(item).__mro__]
+            names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
+            rest += [getattr(item, name) for name in names if name != "__dict__" and hasattr(item, name)]
 
 
 def copied_tensor(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:

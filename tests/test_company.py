@@ -276,6 +276,28 @@ class Boxes(Scribbled):
             self.msrl.log(i, loss)
 
 
+class BoxedSteps(Scribbled):
+    """A TensorDict, and a view of a tensor in it, are in objects that cannot be looked into."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            steps = []
+            box, row = Box(td), Box(td)
+            for _ in range(self.config.steps):
+                box.step, row.observation = td, td["observation"][:1]
+                box.step["observation"].add_(1)
+                row.observation.mul_(2)
+                td = self.msrl.agent_act(td)
+                td = self.msrl.env_step(td)
+                steps.append(td)
+                td = onward(td)
+            loss = self.msrl.agent_learn(steps)
+            box.step["observation"].add_(1)
+            row.observation.mul_(2)
+            self.msrl.log(i, loss)
+
+
 class Unwound(Scribbled):
     """Steps are taken from the list again, and changed there."""
 
@@ -296,12 +318,13 @@ class Unwound(Scribbled):
 
 
 PROGRAMS = [
-    EarlierSteps, CopiesReturned, ListOverIterations, Twice, Nested, InnerTensorDicts, Views, Attributes, Helpers, Unwound,
+    EarlierSteps, CopiesReturned, ListOverIterations, Twice, Nested, InnerTensorDicts, Views, Attributes, Helpers, Boxes,
+    BoxedSteps, Unwound,
 ]  # fmt: skip
-CASES = [(program, actors) for program in PROGRAMS for actors in (1, 2)] + [(Boxes, 1)]
 
 
-@pytest.mark.parametrize("program, actors", CASES)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("actors", [1, 2])
 def test_what_is_in_a_list_changes_with_the_step(program: type[Scribbled], actors: int) -> None:
     config = Steps(actors=actors)
     outcome = run_reference(program, config)
