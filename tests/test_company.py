@@ -298,6 +298,25 @@ class BoxedSteps(Scribbled):
             self.msrl.log(i, loss)
 
 
+class Discarded(Scribbled):
+    """Nobody reads a result that may share parts with what is changed after it."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            first = td
+            for _ in range(self.config.steps):
+                td = self.msrl.agent_act(td)
+                old = Box(first)
+                td = self.msrl.env_step(td)
+                loss = self.msrl.agent_learn(td)
+                old.observation.add_(1)
+                td["observation"].add_(3)
+                td = onward(td)
+            loss = self.msrl.agent_learn(first)
+            self.msrl.log(i, loss)
+
+
 class Unwound(Scribbled):
     """Steps are taken from the list again, and changed there."""
 
@@ -319,7 +338,7 @@ class Unwound(Scribbled):
 
 PROGRAMS = [
     EarlierSteps, CopiesReturned, ListOverIterations, Twice, Nested, InnerTensorDicts, Views, Attributes, Helpers, Boxes,
-    BoxedSteps, Unwound,
+    BoxedSteps, Discarded, Unwound,
 ]  # fmt: skip
 
 

@@ -355,7 +355,8 @@ class Emitter:
     def take(self, text: Text, depth: int, statement: Statement, method: Method) -> None:
         """Bring objects to the driver, those with a share in each other in one message."""
         this, origin = method.self_name, statement.origin
-        bound = statement.parts.get("bound", set()) | self.handles.interfaces.certain
+        interfaces = self.handles.interfaces
+        bound = statement.parts.get("bound", set()) - interfaces.unsent.get(method.key, set()) | interfaces.certain
         together = []
         for name in self.handles.taken(statement, method):
             if self.turn is not None and name not in self.turn:  # not this actor's own: nothing to take

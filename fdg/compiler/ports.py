@@ -94,6 +94,8 @@ class Interfaces:
         }
         """Varying attributes that are there when `train` begins: each actor gets its own."""
         self.resident_attributes: set[str] = set(self.promoted)
+        self.unsent: dict[tuple[str, str], set[str]] = {}
+        """By method: variables that some region does not send although it assigns them, since nobody reads them."""
         self.dropped = 0
         self.kept = 0
         for method in methods:
@@ -144,6 +146,7 @@ class Interfaces:
         written = effects.writes & local
         alive = live if "dead" in self.passes else local
         outputs = written & alive
+        self.unsent.setdefault(method.key, set()).update(written - outputs)
         self.dropped += len(written - live) if "dead" in self.passes else 0
         mutated = (effects.mutates & local & live) - written
         varying = statement.parts["in"] | statement.parts["out"] if strict and plan.per == "actor" else set()
