@@ -298,6 +298,64 @@ class BoxedSteps(Scribbled):
             self.msrl.log(i, loss)
 
 
+class Memory:
+    """An object of the user's own whose methods have names that tensors and sets have too."""
+
+    def __init__(self) -> None:
+        self.steps: list[TensorDictBase] = []
+        self.last: Any = None
+
+    def add(self, td: TensorDictBase) -> None:
+        self.steps.append(td)
+        self.last = td["observation"]
+
+    def take(self) -> list[TensorDictBase]:
+        taken, self.steps = self.steps, []
+        return taken
+
+
+class Memories(Scribbled):
+    """Steps are kept by an object of the user's own, over iterations."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        memory = Memory()
+        for i in range(self.config.iterations):
+            for _ in range(self.config.steps):
+                td = self.msrl.agent_act(td)
+                td = self.msrl.env_step(td)
+                memory.add(td)
+                td = onward(td)
+                memory.last.add_(1)
+            loss = self.msrl.agent_learn(memory.take())
+            self.msrl.log(i, loss)
+
+
+class Tally:
+    """An object whose method has the name of one that only reads."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def count(self) -> None:
+        self.n += 1
+
+
+class Tallies(Scribbled):
+    """Steps are counted by an object of the user's own."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        tally = Tally()
+        for i in range(self.config.iterations):
+            for _ in range(self.config.steps):
+                td = self.msrl.agent_act(td)
+                tally.count()
+                td = self.msrl.env_step(td)
+                td = onward(td)
+            self.msrl.log(i, n=tally.n)
+
+
 class Discarded(Scribbled):
     """Nobody reads a result that may share parts with what is changed after it."""
 
@@ -338,7 +396,7 @@ class Unwound(Scribbled):
 
 PROGRAMS = [
     EarlierSteps, CopiesReturned, ListOverIterations, Twice, Nested, InnerTensorDicts, Views, Attributes, Helpers, Boxes,
-    BoxedSteps, Discarded, Unwound,
+    BoxedSteps, Memories, Tallies, Discarded, Unwound,
 ]  # fmt: skip
 
 

@@ -262,6 +262,25 @@ REFUSED: dict[str, list[str]] = {
             self.msrl.log(0, held[1])
         """,
     ],
+    "A > 1: a nested function": [
+        """
+        def train(self):
+            steps = []
+
+            def push(td):  # ▶
+                steps.append(td)
+
+            push(self.msrl.env_reset())
+            self.msrl.agent_learn(steps)
+        """,
+        """
+        def train(self):
+            steps = []
+            push = lambda td: steps.append(td)  # ▶
+            push(self.msrl.env_reset())
+            self.msrl.agent_learn(steps)
+        """,
+    ],
 }
 CASES = [(row, body) for row, bodies in REFUSED.items() for body in bodies]
 

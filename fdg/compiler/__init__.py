@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fdg.compiler.connect import Connect, Rates, edge_rates, name_regions
-from fdg.compiler.cut import DRIVER, PASSES, Cutter, pin_captured
+from fdg.compiler.cut import DRIVER, PASSES, Cutter, pin_captured, refuse_captured
 from fdg.compiler.effects import analyse
 from fdg.compiler.emit import Emitter
 from fdg.compiler.flow import total
@@ -69,6 +69,8 @@ class Projection:
         self.analysis = analyse(source, actors)
         Typing(self.analysis)
         for method in self.analysis.methods.values():
+            if actors > 1:
+                refuse_captured(method)
             pin_captured(method)
         self.cutter = Cutter(self.analysis, policy, passes)
         self.mixed = self.find_mixed()

@@ -9,6 +9,7 @@ anything else                           may change all it can reach, and stays a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import libcst as cst
@@ -65,12 +66,22 @@ class Calls(Expressions):
         else:
             found = self.expression(node.func)
         given = combine(self.arguments(node)).roots
-        touched = {name for name in given | found.roots if self.may_change(name)}
+        reached = given | found.roots
+        reached = reached.union(*(self.closures.get(name, ()) for name in reached))  # through a stored function
+        touched = {name for name in reached if self.may_change(name)}
         self.effects.mutates |= touched
         self.aliases.unite(touched)
         self.effects.captured |= {name for name in given if self.kind_of(name) == "function"}
         self.effects.pin(reason)
-        return Value("unknown", touched)
+        return Value("object" if self.makes_object(node.func) else "unknown", touched)
+
+    def makes_object(self, function: cst.BaseExpression) -> bool:
+        """Whether a call makes an object of a class that we do not know: what its methods do, their names do not tell."""
+        name, qualified = dotted(function) or "", self.resolve(function) or ""
+        if not self.is_local(name) and name in self.module.classes:
+            return True
+        module, _, last = qualified.rpartition(".")
+        return isinstance(getattr(sys.modules.get(module), last, None), type)
 
     def component(self, node: cst.Call, name: str) -> Value:
         operation = OPERATIONS[name]

@@ -370,6 +370,18 @@ def captured_names(method: Method) -> set[str]:
     return {name for statement in walk(method.body) for name in statement.whole.captured}
 
 
+def refuse_captured(method: Method) -> None:
+    """Refuse a stored function that refers to a variable of which each actor gets its own later: it has only the one."""
+    statements = [statement for statement in walk(method.body) if "in" in statement.parts]
+    varying = {name for statement in statements for name in statement.parts["in"] | statement.parts["out"]}
+    for statement in statements:
+        for name in sorted(statement.head.captured & varying - statement.parts["in"]):
+            raise statement.origin.error(
+                f"a stored function refers to `{name}`, which is one value here and varies from actor to actor later",
+                f"a parameter for it: `{name}` is passed where the function is called",
+            )
+
+
 def pin_captured(method: Method) -> None:
     """What a stored function refers to is assigned at the driver, where the function is."""
     captured = captured_names(method)

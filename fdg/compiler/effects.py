@@ -229,7 +229,7 @@ class Evaluator(Calls):
         elif isinstance(node, cst.Del):
             self.delete(node)
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-            self.closure(node)
+            self.closures.setdefault(node.name.value, set()).update(self.closure(node))
             self.bind(node.name, Value("function"))
         elif isinstance(node, (cst.Assert, cst.Raise)):
             for inner in subexpressions(node):
@@ -261,7 +261,7 @@ class Evaluator(Calls):
                 self.effects.mutates |= self.expression(place).roots
                 self.effects.pin("deletes a part of an object")
 
-    def closure(self, node: cst.CSTNode) -> None:
+    def closure(self, node: cst.CSTNode) -> set[str]:
         """A function or class stored for later: what it refers to must be at the driver whenever it may run."""
         names = {name.value for name in find(node, cst.Name)}
         captured = names & self.locals
@@ -272,6 +272,7 @@ class Evaluator(Calls):
         if next(find(node, cst.Nonlocal), None) is not None:
             self.effects.mutates |= captured
         self.effects.pin("stores a function")
+        return captured
 
 
 def _lasting(names: set[str]) -> set[str]:

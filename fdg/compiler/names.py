@@ -30,6 +30,8 @@ class Names:
         self.module = method.owner.module
         self.aliases = Aliases()
         self.kinds: dict[str, Kind] = {}
+        self.closures: dict[str, set[str]] = {}
+        """What a variable that is a function of the method's own refers to."""
         self.imports: dict[str, str] = {}
         self.globals: set[str] = set()
         for statement in walk(method.body):

@@ -113,8 +113,10 @@ DATA_SAME_SHAPE = frozenset(
     "clone copy detach cpu float double exp log sqrt abs cumsum cumprod round tanh sigmoid".split()
 )
 
-READERS = (DATA_READERS | frozenset(CONTAINER_READERS)) - {"apply", "named_apply", "type", "format"}
-"""Method names that only read, whatever the object: those of Python's containers, of tensors and TensorDicts."""
+READERS = DATA_READERS.union(CONTAINER_READERS).difference(
+    CONTAINER_MUTATORS, ["apply", "named_apply", "type", "format"]
+)
+"""Method names that only read, be the object one of Python's containers, a tensor or a TensorDict."""
 
 Verdict = Literal["pure", "unknown", "draws"]
 

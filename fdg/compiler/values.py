@@ -9,7 +9,8 @@ config                  the trainer's config, whose fields are scalars
 function                a function, a class, a module
 ("container", part)     one of Python's containers; `part` is the kind of what is in it
 ("defaultdict", part)   the same, but looking a key up may insert it
-unknown                 anything
+object                  of a class that we do not know: what its methods do, their names do not tell
+unknown                 anything; a method that has the name of a reader is taken for one
 None                    not known yet, in this round of the analysis
 """
 
