@@ -356,6 +356,25 @@ class Tallies(Scribbled):
             self.msrl.log(i, n=tally.n)
 
 
+class Scaled(Scribbled):
+    """A nested function changes what it is given, and only reads what it refers to."""
+
+    def train(self):
+        scale = [2.0]
+
+        def scaled(x):
+            x.mul_(scale[0])
+
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            td = self.msrl.agent_act(td)
+            scaled(td["observation"])
+            td = self.msrl.env_step(td)
+            loss = self.msrl.agent_learn(td)
+            td = onward(td)
+            self.msrl.log(i, loss)
+
+
 class Discarded(Scribbled):
     """Nobody reads a result that may share parts with what is changed after it."""
 
@@ -396,7 +415,7 @@ class Unwound(Scribbled):
 
 PROGRAMS = [
     EarlierSteps, CopiesReturned, ListOverIterations, Twice, Nested, InnerTensorDicts, Views, Attributes, Helpers, Boxes,
-    BoxedSteps, Memories, Tallies, Discarded, Unwound,
+    BoxedSteps, Memories, Tallies, Scaled, Discarded, Unwound,
 ]  # fmt: skip
 
 

@@ -229,7 +229,8 @@ class Evaluator(Calls):
         elif isinstance(node, cst.Del):
             self.delete(node)
         elif isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-            self.closures.setdefault(node.name.value, set()).update(self.closure(node))
+            self.closure(node)
+            self.closures.setdefault(node.name.value, set()).update(self.changed_in(node))
             self.bind(node.name, Value("function"))
         elif isinstance(node, (cst.Assert, cst.Raise)):
             for inner in subexpressions(node):
@@ -246,6 +247,8 @@ class Evaluator(Calls):
         value = self.expression(node.value)
         for target in targets:
             self.bind(target, value, node.value)
+            if isinstance(target, cst.Name) and isinstance(node.value, cst.Lambda):
+                self.closures.setdefault(target.value, set()).update(self.changed_in(node.value))
         if len(targets) > 1 and value.kind != "scalar":  # `a = b = []`: one object with two names
             places = {place for target in targets for place in self.places(target)}
             self.aliases.unite({place for place in places if self.kind_of(place) != "scalar"})
@@ -261,7 +264,26 @@ class Evaluator(Calls):
                 self.effects.mutates |= self.expression(place).roots
                 self.effects.pin("deletes a part of an object")
 
-    def closure(self, node: cst.CSTNode) -> set[str]:
+    def changed_in(self, node: cst.CSTNode) -> set[str]:
+        """Variables of the method that a function stored for later may change, by what stands in it."""
+        places: list[Any] = []
+        for call in find(node, cst.Call):
+            name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+            if name and name not in purity.READERS:
+                places.append(call.func.value)
+            if not (name in purity.READERS or purity.changes_data(name)) and not self.is_pure(call.func):
+                places += [argument.value for argument in call.args]
+        for kind in (cst.AssignTarget, cst.AugAssign, cst.AnnAssign, cst.Del):
+            places += [inner.target for inner in find(node, kind)]
+        places += [inner.value for kind in (cst.Assign, cst.Return) for inner in find(node, kind)]  # a second name
+        while any(isinstance(place, (cst.Attribute, cst.Subscript)) for place in places):
+            places = [place.value if isinstance(place, (cst.Attribute, cst.Subscript)) else place for place in places]
+        return {place.value for place in places if isinstance(place, cst.Name)} & self.locals
+
+    def is_pure(self, function: cst.BaseExpression) -> bool:
+        return purity.judge(self.resolve(function) or "") == "pure"
+
+    def closure(self, node: cst.CSTNode) -> None:
         """A function or class stored for later: what it refers to must be at the driver whenever it may run."""
         names = {name.value for name in find(node, cst.Name)}
         captured = names & self.locals
@@ -272,7 +294,6 @@ class Evaluator(Calls):
         if next(find(node, cst.Nonlocal), None) is not None:
             self.effects.mutates |= captured
         self.effects.pin("stores a function")
-        return captured
 
 
 def _lasting(names: set[str]) -> set[str]:

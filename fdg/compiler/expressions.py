@@ -279,8 +279,6 @@ class Expressions(Names):
             self.analysis.learn_kind(f"global {name}", value.kind)
         else:
             self.kinds[name] = join_kinds(self.kinds.get(name), value.kind)
-            if value.kind == "function":
-                self.closures.setdefault(name, set()).update(value.roots)
             self.bind_variable(name, value)
 
     def bind_variable(self, name: str, value: Value) -> None:

@@ -31,7 +31,7 @@ class Names:
         self.aliases = Aliases()
         self.kinds: dict[str, Kind] = {}
         self.closures: dict[str, set[str]] = {}
-        """What a variable that is a function of the method's own refers to."""
+        """What a function of the method's own may change when it is called, by the variable that it is stored in."""
         self.imports: dict[str, str] = {}
         self.globals: set[str] = set()
         for statement in walk(method.body):
