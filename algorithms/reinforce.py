@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -82,21 +81,10 @@ class PolicyActor(Actor):
         self.policy = policy
 
     def act(self, td: TensorDict) -> TensorDict:
-        """For all environments; or, when most of them are not to move, for the others."""
-        observation, moves = td["observation"], td.get("_step", None)
-        rows = None if moves is None else moves.numpy().nonzero()[0]  # numpy: half the time of torch for a few rows
-        if rows is None or 2 * len(rows) >= len(observation):
-            td["action"] = self.sample(observation)
-        else:
-            moved = self.sample(torch.from_numpy(observation.numpy().take(rows, axis=0))).numpy()
-            action = np.zeros((len(observation), *moved.shape[1:]), moved.dtype)
-            action[rows] = moved
-            td["action"] = torch.from_numpy(action)
+        moves = td.get("_step", None)  # which environments are to take a step
+        output, log_std = fast(self.policy.network, td["observation"], moves), self.policy.log_std
+        td["action"] = sample_categorical(output) if log_std is None else sample_normal(output, log_std.exp())
         return td
-
-    def sample(self, observation: torch.Tensor) -> torch.Tensor:
-        output, log_std = fast(self.policy.network, observation), self.policy.log_std
-        return sample_categorical(output) if log_std is None else sample_normal(output, log_std.exp())
 
     def evaluate(self, td: TensorDict) -> TensorDict:
         output = fast(self.policy.network, td["observation"])

@@ -1,6 +1,7 @@
 """A quick policy step for small networks, and quick draws: for `Actor.act`, or wherever no gradients are needed.
 
     values = fdg.fast(self.network, td["observation"])            # self.network(td["observation"])
+    values = fdg.fast(self.network, td["observation"], rows)      # the same for some rows, 0 for the others
     action = fdg.epsilon_greedy(values, 0.1)                      # values.argmax(-1), or now and then a random one
     action = fdg.sample_categorical(logits)                       # Categorical(logits=logits).sample()
     action = fdg.sample_normal(mean, std)                         # Normal(mean, std).sample()
@@ -41,8 +42,10 @@ _plans: dict[int, tuple[Any, list[Any], list[Step] | None, list[Layer] | None]] 
 WeakKeyDictionary takes 2 µs longer."""
 
 
-def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def fast(module: nn.Module, x: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
     """What `module(x)` is, without autograd: for a Sequential (or an MLP, TorchRL's or ours) by fewer steps.
+
+    `where` says which rows are wanted (bool, one for each); the others are 0.
 
     For a few rows of a network of linear layers, tanh and relu it is computed by compiled code, where there is such code: within rounding
     of `module(x)`, with the same bits on every CPU, each row's whatever rows are beside it. Otherwise it has the bits of
@@ -51,36 +54,53 @@ def fast(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     >>> torch.allclose(fast(network, torch.ones(3, 4)), network(torch.ones(3, 4)), atol=1e-6)
     True
+    >>> fast(network, torch.ones(2, 4), torch.tensor([True, False]))[1]
+    tensor([0., 0.])
     """
     known = _plans.get(id(module))
     if known is None or known[0]() is not module or known[1] != list(module._modules.values()):
         known = _plan(module)
     _, _, steps, layers = known
-    if layers is not None and x.dim() == 2 and len(x) <= FEW:
-        small = _small(layers, x)
+    if layers is not None and x.dim() == 2 and (where is not None or len(x) <= FEW):
+        small = _small(layers, x, where)
         if small is not None:
             return small
     gradients = torch.is_grad_enabled()
     if gradients:
         torch._C._set_grad_enabled(False)  # torch.no_grad() takes 3 µs more
     try:
-        if steps is None:
-            return module(x)
-        for parameters, function in steps:
-            x = linear(x, parameters["weight"], parameters["bias"]) if function is None else function(x)
-        return x
+        return _by_torch(module, steps, x) if where is None else _for_some(module, steps, x, where)
     finally:
         if gradients:
             torch._C._set_grad_enabled(True)
 
 
-def _small(layers: list[Layer], x: torch.Tensor) -> torch.Tensor | None:
-    """The output for a few rows, by compiled code; None if there is more to it than numbers in memory."""
+def _by_torch(module: nn.Module, steps: list[Step] | None, x: torch.Tensor) -> torch.Tensor:
+    if steps is None:
+        return module(x)
+    for parameters, function in steps:
+        x = linear(x, parameters["weight"], parameters["bias"]) if function is None else function(x)
+    return x
+
+
+def _for_some(module: nn.Module, steps: list[Step] | None, x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """For all rows, unless most of them are not wanted."""
+    if 2 * int(where.sum()) >= len(x):
+        y = _by_torch(module, steps, x)
+        return y.masked_fill_(~where.view(-1, *[1] * (y.dim() - 1)), 0.0)
+    wanted = _by_torch(module, steps, x[where])
+    y = wanted.new_zeros(len(x), *wanted.shape[1:])
+    y[where] = wanted
+    return y
+
+
+def _small(layers: list[Layer], x: torch.Tensor, where: torch.Tensor | None) -> torch.Tensor | None:
+    """The output for a few rows, by compiled code; None if they are not few, or there is more to it than numbers in memory."""
     if not plain(x, torch.float32) or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return None
-    if torch.is_autocast_enabled("cpu"):
-        return None
     rows, width = x.shape
+    if torch.is_autocast_enabled("cpu") or not (where is None or plain(where, torch.bool, (rows,))):
+        return None
     try:
         arguments: list[int] = []
         for parameters, follows in layers:
@@ -97,10 +117,11 @@ def _small(layers: list[Layer], x: torch.Tensor) -> torch.Tensor | None:
             arguments += weight.data_ptr(), 0 if bias is None else bias.data_ptr(), inputs, outputs, follows
             width = outputs
         y = torch.empty(rows, width, dtype=torch.float32)
-        native.network(x.data_ptr(), rows, y.data_ptr(), *arguments)
+        live = 0 if where is None else where.data_ptr()
+        few = native.network(x.data_ptr(), rows, live, FEW, y.data_ptr(), *arguments)
     except RuntimeError:  # of data_ptr: inside torch.vmap tensors have no memory of their own
         return None
-    return y
+    return y if few else None
 
 
 def _plan(module: nn.Module) -> tuple[Any, list[Any], list[Step] | None, list[Layer] | None]:

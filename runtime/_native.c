@@ -537,7 +537,7 @@ end:
 typedef float Eight __attribute__((vector_size(32)));
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
+#define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_CPU
 #endif
@@ -545,39 +545,56 @@ typedef float Eight __attribute__((vector_size(32)));
 
 static inline __attribute__((always_inline)) float sum(const Eight *parts) {
     const Eight p = *parts;
-    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+    typedef float Four __attribute__((vector_size(16)));
+    const Four q = __builtin_shufflevector(p, p, 0, 1, 2, 3) + __builtin_shufflevector(p, p, 4, 5, 6, 7);
+    const Four r = q + __builtin_shufflevector(q, q, 2, 3, 2, 3);
+    return r[0] + r[1];
 }
 
-/* Some outputs of a linear layer, for all rows. */
-static inline __attribute__((always_inline)) void linear_outputs(const float *x, Py_ssize_t rows, const float *weight,
-                                                                 const float *bias, Py_ssize_t inputs,
-                                                                 Py_ssize_t outputs, float *y, const int some) {
-    for (Py_ssize_t row = 0; row < rows; row++, x += inputs, y += outputs) {
-        Eight parts[TOGETHER] = {{0}};
-        Py_ssize_t k = 0;
-        for (; k + 8 <= inputs; k += 8) {
-            Eight given, factor;
-            memcpy(&given, x + k, sizeof given);
-            for (int j = 0; j < some; j++) {
-                memcpy(&factor, weight + j * inputs + k, sizeof factor);
-                parts[j] += given * factor;
-            }
-        }
+/* Some outputs of a linear layer, for a row or for two: what is read of a weight serves both. */
+static inline __attribute__((always_inline)) void linear_outputs(const float *x, const float *weight, const float *bias,
+                                                                 Py_ssize_t inputs, Py_ssize_t outputs, float *y,
+                                                                 const int some, const int two) {
+    Eight first[TOGETHER] = {{0}}, second[TOGETHER] = {{0}};
+    Py_ssize_t k = 0;
+    for (; k + 8 <= inputs; k += 8) {
+        Eight given, other, factor;
+        memcpy(&given, x + k, sizeof given);
+        if (two) memcpy(&other, x + inputs + k, sizeof other);
         for (int j = 0; j < some; j++) {
-            float total = sum(&parts[j]);
-            for (Py_ssize_t rest = k; rest < inputs; rest++) total += x[rest] * weight[j * inputs + rest];
-            y[j] = bias ? total + bias[j] : total;
+            memcpy(&factor, weight + j * inputs + k, sizeof factor);
+            first[j] += given * factor;
+            if (two) second[j] += other * factor;
         }
     }
+    for (int j = 0; j < some; j++) {
+        const float *rest = weight + j * inputs;
+        float total = sum(&first[j]), beside = two ? sum(&second[j]) : 0;
+        for (Py_ssize_t i = k; i < inputs; i++) {
+            total += x[i] * rest[i];
+            if (two) beside += x[inputs + i] * rest[i];
+        }
+        y[j] = bias ? total + bias[j] : total;
+        if (two) y[outputs + j] = bias ? beside + bias[j] : beside;
+    }
+}
+
+/* The same for all rows. */
+static inline __attribute__((always_inline)) void all_rows(const float *x, Py_ssize_t rows, const float *weight,
+                                                           const float *bias, Py_ssize_t inputs, Py_ssize_t outputs,
+                                                           float *y, const int some) {
+    for (; rows > 1; rows -= 2, x += 2 * inputs, y += 2 * outputs)
+        linear_outputs(x, weight, bias, inputs, outputs, y, some, 1);
+    if (rows) linear_outputs(x, weight, bias, inputs, outputs, y, some, 0);
 }
 
 FOR_EACH_CPU static void linear(const float *x, Py_ssize_t rows, const float *weight, const float *bias,
                                 Py_ssize_t inputs, Py_ssize_t outputs, float *y) {
     Py_ssize_t j = 0;
     for (; j + TOGETHER <= outputs; j += TOGETHER)
-        linear_outputs(x, rows, weight + j * inputs, bias ? bias + j : NULL, inputs, outputs, y + j, TOGETHER);
+        all_rows(x, rows, weight + j * inputs, bias ? bias + j : NULL, inputs, outputs, y + j, TOGETHER);
     for (; j < outputs; j++)
-        linear_outputs(x, rows, weight + j * inputs, bias ? bias + j : NULL, inputs, outputs, y + j, 1);
+        all_rows(x, rows, weight + j * inputs, bias ? bias + j : NULL, inputs, outputs, y + j, 1);
 }
 
 /* x · p(x²) / q(x²), fitted to tanh(x) up to where it is 1: within 4e-7 of it. */
@@ -602,35 +619,57 @@ static void rectify(float *values, Py_ssize_t count) {
 
 enum { NOTHING, TANH, RELU };
 
-/* network(x [rows, inputs] f32*, rows, y f32*, and for each layer: weight [outputs, inputs] f32*, bias f32* or 0, inputs,
-           outputs, what follows it: 0 nothing, 1 tanh, 2 relu) */
+/* network(x [rows, inputs] f32*, rows, live bool* or 0, most, y f32*, and for each layer: weight [outputs, inputs] f32*, bias f32*
+           or 0, inputs, outputs, what follows it: 0 nothing, 1 tanh, 2 relu)
+   -> whether it was computed: not if there are more than `most` live rows. The output for rows that are not live is 0. */
 static PyObject *network(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    const Py_ssize_t layers = (count - 3) / 5;
-    if (expect(count, 3 + 5 * (layers > 0 ? layers : 1)) < 0) return NULL;
-    const float *x = pointer(args[0]);
-    const Py_ssize_t rows = PyLong_AsSsize_t(args[1]);
-    float *last = pointer(args[2]);
-    Py_ssize_t widest = 0;
+    const Py_ssize_t layers = (count - 5) / 5;
+    if (expect(count, 5 + 5 * (layers > 0 ? layers : 1)) < 0) return NULL;
+    PyObject *const *of_layers = args + 5;
+    const float *given = pointer(args[0]);
+    const Py_ssize_t rows = PyLong_AsSsize_t(args[1]), most = PyLong_AsSsize_t(args[3]);
+    const uint8_t *live = pointer(args[2]);
+    float *answer = pointer(args[4]);
+    Py_ssize_t widest = PyLong_AsSsize_t(of_layers[2]), moving = 0;
+    const Py_ssize_t inputs = widest, outputs = PyLong_AsSsize_t(of_layers[5 * (layers - 1) + 3]);
     for (Py_ssize_t layer = 0; layer < layers; layer++) {
-        const Py_ssize_t outputs = PyLong_AsSsize_t(args[6 + 5 * layer]);
-        widest = outputs > widest ? outputs : widest;
+        const Py_ssize_t width = PyLong_AsSsize_t(of_layers[5 * layer + 3]);
+        widest = width > widest ? width : widest;
     }
     if (PyErr_Occurred()) return NULL;
-    float *between = PyMem_Malloc(2 * sizeof(float) * (size_t)(rows * widest + 1));
+    for (Py_ssize_t i = 0; i < rows; i++) moving += live == NULL || live[i];
+    if (moving > most) Py_RETURN_FALSE;
+    float *between = PyMem_Malloc(2 * sizeof(float) * (size_t)(moving * widest + 1));
     if (between == NULL) return PyErr_NoMemory();
+    const float *x = given;
+    if (moving < rows) {
+        float *gathered = between + moving * widest;
+        for (Py_ssize_t i = 0; i < rows; i++)
+            if (live[i]) {
+                memcpy(gathered, given + i * inputs, sizeof(float) * (size_t)inputs);
+                gathered += inputs;
+            }
+        x = between + moving * widest;
+    }
     for (Py_ssize_t layer = 0; layer < layers; layer++) {
-        PyObject *const *own = args + 3 + 5 * layer;
-        const Py_ssize_t inputs = PyLong_AsSsize_t(own[2]), outputs = PyLong_AsSsize_t(own[3]);
+        PyObject *const *own = of_layers + 5 * layer;
+        const Py_ssize_t from = PyLong_AsSsize_t(own[2]), to = PyLong_AsSsize_t(own[3]);
         const long follows = PyLong_AsLong(own[4]);
-        float *y = layer == layers - 1 ? last : between + layer % 2 * rows * widest;
-        linear(x, rows, pointer(own[0]), pointer(own[1]), inputs, outputs, y);
-        if (follows == TANH) hyperbolic_tangent(y, rows * outputs);
-        if (follows == RELU) rectify(y, rows * outputs);
+        float *y = moving == rows && layer == layers - 1 ? answer : between + layer % 2 * moving * widest;
+        linear(x, moving, pointer(own[0]), pointer(own[1]), from, to, y);
+        if (follows == TANH) hyperbolic_tangent(y, moving * to);
+        if (follows == RELU) rectify(y, moving * to);
         x = y;
     }
+    if (moving < rows)
+        for (Py_ssize_t i = 0; i < rows; i++) {
+            const size_t row = sizeof(float) * (size_t)outputs;
+            if (live[i]) memcpy(answer + i * outputs, x, row), x += outputs;
+            else memset(answer + i * outputs, 0, row);
+        }
     PyMem_Free(between);
     if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 /* Choices of actions ----------------------------------------------------------------------------------------------- */

@@ -92,6 +92,30 @@ def test_compiled_code_computes_the_same_numbers(activation: Any, sizes: tuple[i
         assert torch.equal(fdg.fast(module, x[:rows]), seen[:rows]), "a row does not depend on those beside it"
 
 
+@pytest.mark.parametrize("name", [*QUICK, *AS_THEY_ARE])
+@pytest.mark.parametrize("rows", [2, 25])
+@pytest.mark.parametrize("wanted", [0, 1, 2, 8, 9, 20, 25])
+def test_some_rows(name: str, rows: int, wanted: int) -> None:
+    torch.manual_seed(0)
+    module, x = {**QUICK, **AS_THEY_ARE}[name](), torch.randn(rows, 4)
+    where = torch.zeros(rows, dtype=torch.bool)
+    where[torch.randperm(rows)[:wanted]] = True
+    before = x.clone()
+    seen = fdg.fast(module, x, where)
+    if wanted:
+        assert is_output(seen[where], module, x[where])
+    assert seen.shape == module(x).shape and (seen[~where] == 0).all()
+    assert torch.equal(x, before)
+
+
+@compiled
+def test_some_rows_have_the_bits_of_few_rows() -> None:
+    torch.manual_seed(0)
+    module, x, where = QUICK["tanh"](), torch.randn(40, 4), torch.zeros(40, dtype=torch.bool)
+    where[::5] = True
+    assert torch.equal(fdg.fast(module, x, where)[where], fdg.fast(module, x[where]))
+
+
 @compiled
 def test_tanh_of_compiled_code() -> None:
     x = torch.cat([torch.linspace(-30, 30, 20_001), torch.tensor([0.0, 1e-30, -1e-30, torch.inf, -torch.inf])])
