@@ -383,3 +383,32 @@ def test_results_that_cancel_out_may_differ_by_rounding() -> None:
     sites.Captured.agree(step, "results", torch.tensor(1.5e-7), torch.tensor(2.5e-8), sites.CANCELLED)
     with pytest.raises(sites.NotCaptured, match="at update 1 its results differ"):
         sites.Captured.agree(step, "results", torch.tensor(1.001e-2), torch.tensor(1e-2 - 1e-4), sites.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    "off, by, told",
+    [
+        ({2}, 1.01, ""),
+        ({2, 3, 100}, 1.01, ""),
+        ({2, 3, 4}, 1.01, "at update 4 its grad"),
+        ({10}, 2.0, "at update 10 its grad"),
+    ],
+)
+def test_a_row_on_the_other_side_of_a_kink_is_no_reason_to_give_up(
+    traced: list[str], monkeypatch: pytest.MonkeyPatch, off: set[int], by: float, told: str
+) -> None:
+    call = sites.Captured.__call__
+
+    def changed(self: Any, *args: Any) -> Any:
+        result = call(self, *args)
+        if self.updates in off:
+            self.optimizer.exp_avg *= by
+        return result
+
+    monkeypatch.setattr(sites.Captured, "__call__", changed)
+    learner, captures = Q(), Captures(traced.append)
+    with captured(captures):
+        for turn in range(101):
+            learner.learn(turn)
+    assert len(traced) == bool(told) and all(told in said for said in traced)
+    assert captures.updates == (max(off) - 1 if told else 101)
