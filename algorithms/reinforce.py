@@ -127,8 +127,8 @@ class REINFORCE(Trainer):
         for i in range(self.config.iterations):
             td = self.msrl.env_reset()
             counts, left = first_episodes(self.config)
-            steps, counted = [], []
-            while counts.any():
+            steps, counted, moving = [], [], True
+            while moving:
                 td["_step"] = counts
                 td = self.msrl.agent_act(td)
                 td = self.msrl.env_step(td)
@@ -137,6 +137,7 @@ class REINFORCE(Trainer):
                 done = td["next", "done"]
                 if done.any():
                     counts, left = next_episodes(counts, left, done.squeeze(-1))
+                    moving = bool(counts.any())
                 td = step_mdp(td)
             rows = with_returns(steps, counted, self.config.gamma)
             metrics = self.msrl.agent_learn(rows)
@@ -164,12 +165,13 @@ def with_returns(steps: list[TensorDict], counted: list[torch.Tensor], gamma: fl
     """The rows of all steps that count, each with the discounted return from there to the end of its episode."""
     keys = "observation", "action", ("next", "reward"), ("next", "done")
     observation, action, reward, done = (torch.stack([step[key] for step in steps]) for key in keys)
-    counts = torch.stack(counted)
     returns, later = [], torch.zeros_like(reward[0])
     for now, factor in zip(reversed(reward.unbind()), reversed((gamma * ~done).unbind()), strict=True):
         later = torch.addcmul(now, factor, later)
         returns.append(later)
-    following = TensorDict({"reward": reward, "done": done}, counts.shape)
-    columns = {"observation": observation, "action": action, "next": following}
-    columns["return"] = torch.stack(returns[::-1]).squeeze(-1)
-    return TensorDict(columns, counts.shape)[counts]
+    rows = torch.stack(counted).flatten().nonzero().squeeze(-1)
+    every = observation, action, reward, done, torch.stack(returns[::-1]).squeeze(-1)
+    observation, action, reward, done, gains = (column.flatten(0, 1)[rows] for column in every)
+    following = TensorDict({"reward": reward, "done": done}, rows.shape)
+    columns = {"observation": observation, "action": action, "next": following, "return": gains}
+    return TensorDict(columns, rows.shape)

@@ -45,13 +45,15 @@ class TD3Config(Config):
     n_step: int = 1
     """Steps whose rewards are added up before the target critics' value."""
     tau: float = 0.005
-    """How far the target networks follow the networks after each gradient step of the policy."""
+    """How far the target networks follow the networks each time."""
     hidden_dim: int = 256
     """Units in each of the two hidden layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     policy_frequency: int = 2
     """Gradient steps of the critics for each of the policy."""
+    target_frequency: int = 2
+    """Gradient steps of the critics each time that the target networks follow."""
     exploration_noise: float = 0.1
     """Spread of the noise added to actions, as a part of half their range."""
     policy_noise: float = 0.2
@@ -61,7 +63,8 @@ class TD3Config(Config):
 
     def validate(self) -> None:
         super().validate()
-        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "policy_frequency", "n_step")
+        self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "n_step")
+        self.at_least(1, "policy_frequency", "target_frequency")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
         self.between(0, 1, "gamma", "tau")
 
@@ -87,9 +90,9 @@ class Critics(nn.Module):
         """The values [2, B] of actions."""
         return values(observation, action, [*self.weights], [*self.biases], self.layer_norm)
 
-    def frozen(self, observation: torch.Tensor, action: torch.Tensor, networks: int = 2) -> torch.Tensor:
-        """The values by so many of the networks, for the policy to learn from: gradients reach the action only."""
-        weights, biases = ([part.detach()[:networks] for part in parts] for parts in (self.weights, self.biases))
+    def frozen(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """The same, for the policy to learn from: gradients reach the action only."""
+        weights, biases = ([part.detach() for part in parts] for parts in (self.weights, self.biases))
         return values(observation, action, weights, biases, self.layer_norm)
 
 
@@ -185,6 +188,7 @@ class TD3Learner(Learner):
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
             losses["policy_loss"] = self.update(self.policy_loss, batch, optimizer=self.policy_optimizer)
+        if self.updates % self.config.target_frequency == 0:
             follow(self.target_critics, self.critics, self.config.tau)
             follow(self.target_policy, self.policy, self.config.tau)
         return losses
@@ -209,9 +213,9 @@ class TD3Learner(Learner):
         return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
-        """The first critic's values of the policy's actions, to be raised."""
+        """The lower of both critics' values of the policy's actions, to be raised (the paper takes the first critic's)."""
         observation = batch["observation"]
-        return -self.critics.frozen(observation, self.policy(observation), networks=1).mean()
+        return -self.critics.frozen(observation, self.policy(observation)).amin(0).mean()
 
 
 def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:

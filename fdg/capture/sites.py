@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -131,8 +132,9 @@ class Captured:
         self.doubts = 0
         """Updates in a row that were not quite Python's, up to the last one."""
         self.settings = settings_of(optimizer)
-        self.lr = optimizer.lr
-        self.rate = torch.tensor(self.lr, dtype=torch.float32)
+        self.sizes = torch.empty(2, dtype=optimizer.flat.dtype)
+        """What depends on the step size and on how many steps there have been."""
+        self.size_up()
         state = [optimizer.flat, optimizer.exp_avg, optimizer.exp_avg_sq, optimizer.steps]
         leaves: list[torch.Tensor] = []
         matches(args, self.template, leaves)
@@ -141,7 +143,7 @@ class Captured:
         self.results, self.writes, self.branches = trace.results, trace.writes, bool(trace.branches)
         self.slots: list[int] = trace.used
         self.draws = trace.draws
-        self.fixed = [*state, self.rate, *trace.constants]
+        self.fixed = [*state, self.sizes, *trace.constants]
         before = torch.get_rng_state()
         inputs = [*[leaves[slot] for slot in self.slots], *self.draws(), *self.fixed]
         torch.set_rng_state(before)
@@ -153,10 +155,7 @@ class Captured:
     def __call__(self, leaves: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
         optimizer = self.optimizer
         optimizer._collect()
-        lr = optimizer.lr
-        if lr != self.lr:
-            self.rate.fill_(lr)
-            self.lr = lr
+        self.size_up()
         outputs = self.code([*[leaves[slot] for slot in self.slots], *self.draws(), *self.fixed])
         if self.branches and not outputs[-1]:
             return ELSEWHERE
@@ -167,6 +166,14 @@ class Captured:
                 target = target[name]
             target[key] = outputs[position]  # type: ignore[index]
         return made(self.results, outputs)
+
+    def size_up(self) -> None:
+        """Here and not in the compiled code, which would raise to these powers for every parameter."""
+        optimizer = self.optimizer
+        beta1, beta2 = self.settings[0]
+        count = float(optimizer.steps) + 1
+        sizes = self.sizes.numpy()
+        sizes[0], sizes[1] = optimizer.lr / (1 - beta1**count), math.sqrt(1 - beta2**count)
 
     def compared(self, leaves: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
         """Make the update, and compare it with Python's. What Python does is undone."""

@@ -35,7 +35,7 @@ class Trace:
             in_python(optimizer, step.loss_function, copies)
             with torch.no_grad(), step.guard:
                 try:
-                    copies = [leaf.clone() for leaf in leaves], *[tensor.clone() for tensor in state], step.rate
+                    copies = [leaf.clone() for leaf in leaves], *[tensor.clone() for tensor in state], step.sizes
                     before = str(np.random.get_state()), random.getstate()
                     module = make_fx(lambda *inputs: self.whole(*inputs))(*copies)
                     if before != (str(np.random.get_state()), random.getstate()):
@@ -58,7 +58,7 @@ class Trace:
         exp_avg: torch.Tensor,
         exp_avg_sq: torch.Tensor,
         steps: torch.Tensor,
-        rate: torch.Tensor,
+        sizes: torch.Tensor,
     ) -> list[torch.Tensor]:
         """The step as it is traced."""
         step, optimizer = self.step, self.optimizer
@@ -85,9 +85,7 @@ class Trace:
         count = steps + 1
         first = exp_avg + (grad - exp_avg) * (1 - beta1)
         second = exp_avg_sq * beta2 + grad * grad * (1 - beta2)
-        wide = count.double()  # 1 - 0.999 has few digits in single precision
-        size = (rate / (1 - beta1**wide)).to(flat.dtype)
-        root = (1 - beta2**wide).sqrt().to(flat.dtype)
+        size, root = sizes.unbind()
         new = flat - size * (first / (second.sqrt() / root + group["eps"]))
         outputs: list[torch.Tensor] = []
         if branches:
