@@ -87,7 +87,7 @@ def _for_some(module: nn.Module, steps: list[Step] | None, x: torch.Tensor, wher
     """For all rows, unless most of them are not wanted."""
     if 2 * int(where.sum()) >= len(x):
         y = _by_torch(module, steps, x)
-        return y.masked_fill_(~where.view(-1, *[1] * (y.dim() - 1)), 0.0)
+        return y.masked_fill(~where.view(-1, *[1] * (y.dim() - 1)), 0)
     wanted = _by_torch(module, steps, x[where])
     y = wanted.new_zeros(len(x), *wanted.shape[1:])
     y[where] = wanted

@@ -52,6 +52,7 @@ AS_THEY_ARE: dict[str, Any] = {
     "own module inside": lambda: nn.Sequential(Doubled(), nn.Tanh()),
     "hooks": hooked,
     "one layer": lambda: nn.Linear(4, 2),
+    "nothing": lambda: nn.Sequential(nn.Identity()),
 }
 
 
@@ -196,7 +197,7 @@ def test_epsilon_greedy(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_which_networks_are_quick() -> None:
     assert all(plan_of(make()) for make in QUICK.values())
-    assert [plan_of(make()) is None for make in AS_THEY_ARE.values()] == [True, True, True, False]
+    assert [plan_of(make()) is None for make in AS_THEY_ARE.values()] == [True, True, True, False, False]
 
 
 def test_it_follows_the_weights() -> None:
