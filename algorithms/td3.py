@@ -90,9 +90,9 @@ class Critics(nn.Module):
         """The values [2, B] of actions."""
         return values(observation, action, [*self.weights], [*self.biases], self.layer_norm)
 
-    def frozen(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """The same, for the policy to learn from: gradients reach the action only."""
-        weights, biases = ([part.detach() for part in parts] for parts in (self.weights, self.biases))
+    def frozen(self, observation: torch.Tensor, action: torch.Tensor, networks: int = 2) -> torch.Tensor:
+        """The values by so many of the networks, for the policy to learn from: gradients reach the action only."""
+        weights, biases = ([part.detach()[:networks] for part in parts] for parts in (self.weights, self.biases))
         return values(observation, action, weights, biases, self.layer_norm)
 
 
@@ -213,9 +213,9 @@ class TD3Learner(Learner):
         return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
-        """The lower of both critics' values of the policy's actions, to be raised (the paper takes the first critic's)."""
+        """The first critic's values of the policy's actions, to be raised."""
         observation = batch["observation"]
-        return -self.critics.frozen(observation, self.policy(observation)).amin(0).mean()
+        return -self.critics.frozen(observation, self.policy(observation), networks=1).mean()
 
 
 def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:
