@@ -91,12 +91,18 @@ def _check_installed(env_id: str) -> None:
         raise UsageError(f"environment {env_id} cannot be made: {reason}; write: {write}") from error
 
 
+GIVEN: dict[str, Callable[[], Any]] = {}
+"""Functions that came with a run, by `FILE.py:make_env`: the file is the driver's, and need not be here."""
+
+
 def load_factory(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     """The function that `FILE.py:make_env` names, which makes one environment.
 
     Raises:
         UsageError: no such file, it does not parse, it has no such function, or that one wants arguments.
     """
+    if name in GIVEN:
+        return GIVEN[name]
     place = split_file(name)
     if place is None or not place[1]:
         raise UsageError(f"environment {name!r} is a file: write {name}:make_env, the function in it that makes one")

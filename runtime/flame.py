@@ -18,12 +18,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from fdg.errors import RunError, UsageError, WorkerLost, is_users
+from fdg.runtime.backends import load_factory
 from fdg.runtime.flame_cache import CacheLost, delete, elsewhere, first_line, objects
 from fdg.runtime.flame_cluster import LIMIT, pointed
 from fdg.runtime.flame_fork import FOLDER
@@ -99,9 +101,15 @@ class Cluster:
             threading.Thread(target=self._live, daemon=True, name="fdg-lease").start()
         except Exception as error:
             self._stack.close()
+            known = "FLAME_ENDPOINT" in os.environ or Path.home().joinpath(".flame", "flame.yaml").exists()
             raise RunError(
-                f"the Flame cluster at {endpoint()} does not answer: {first_line(error)}. Start one with `fdg flame up`, or "
-                "set FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT to one that runs; fdg doctor says what is found"
+                (
+                    f"the Flame cluster at {endpoint()} does not answer: {first_line(error)}"
+                    if known
+                    else "no Flame cluster runs here"
+                )
+                + ". Start one with `fdg flame up`, or set FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT to one that runs; fdg doctor "
+                "says what is found"
             ) from error
 
     def _register(self) -> None:
@@ -443,6 +451,10 @@ class Flame(Processes):
     def _prepare(self, server: Cluster) -> None:
         """The user's modules travel by value: a copy that the cluster has may be another one, or an older one."""
         todo, seen = prepare_to_send(self.parts), set()
+        env = self.parts.config.env
+        if isinstance(env, str) and ".py:" in env:
+            self.parts.factory = load_factory(env)
+            todo.append(self.parts.factory.__module__)
         while todo:
             module = sys.modules.get(name := todo.pop())
             file = getattr(module, "__file__", None)

@@ -150,7 +150,10 @@ class Service:
                 continue
             with contextlib.suppress(Exception):  # a cache that does not answer tells nothing of the driver
                 *place, seconds = self.lease
-                found = objects().get_object(objects().ObjectRef(*place, 0))
+                try:
+                    found = objects().get_object(objects().ObjectRef(*place, 0))
+                except KeyError:  # deleted: the driver has ended
+                    found = None
                 if (place, found) != heard:
                     heard, since = (place, found), time.monotonic()
                 elif time.monotonic() - since > seconds:

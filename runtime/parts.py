@@ -47,6 +47,8 @@ class Parts:
     compile_update: bool = False
     edges: list[tuple[str, str, str]] = field(default_factory=list)
     """(source, target, value), for what is said of a run."""
+    factory: Any = None
+    """The user's own function that makes environments, where workers cannot read its file."""
 
     def with_graph(self, graph: Graph) -> Parts:
         self.fragments, self.files = graph.fragments, write_sources(graph)

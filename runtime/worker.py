@@ -27,6 +27,7 @@ from fdg.capacity import lend
 from fdg.errors import RunError
 from fdg.msrl import sample_work
 from fdg.runtime import trace
+from fdg.runtime.backends import GIVEN
 from fdg.runtime.channel import Channel, Gone, Library
 from fdg.runtime.group import Group, Seat
 from fdg.runtime.instance import Host, InstanceKey, Kept, LocalWeights, Weights, learned
@@ -104,6 +105,8 @@ class Worker:
     ) -> dict[str, Any]:
         torch.set_num_threads(threads)
         self.parts = parts
+        if parts.factory is not None:
+            GIVEN[parts.config.env] = parts.factory
         weights: Weights = self.board or LocalWeights()
         if board and self.board is None:
             ((_, segment),) = [item for item in self.library.segments.items() if item[0][0] == -1]

@@ -391,6 +391,7 @@ def test_results_that_cancel_out_may_differ_by_rounding() -> None:
         ({2}, 1.01, ""),
         ({2, 3, 100}, 1.01, ""),
         ({2, 3, 4}, 1.01, "at update 4 its grad"),
+        ({2, 4, 6, 8}, 1.01, "at update 8 its grad"),
         ({10}, 2.0, "at update 10 its grad"),
     ],
 )

@@ -144,7 +144,7 @@ def test_without_a_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
         patch.setattr(flame, "_kept", [])
-        with pytest.raises(RunError, match="fdg flame up"):
+        with pytest.raises(RunError, match="no Flame cluster runs here.*fdg flame up"):
             launch(QLike, policy=COARSE, engine="flame", **TOY)
     monkeypatch.setenv("FLAME_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -255,6 +255,36 @@ def test_an_older_copy_of_the_users_code_is_never_run(
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_own_environment_travels_with_the_run(cluster: Loopback, tmp_path: Path) -> None:
+    """Its file is the driver's. The reward tells whether the module was read anew where the environment is."""
+    (tmp_path / "helps.py").write_text("import os\n\nREAD_BY = os.getpid()\n")
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+
+            import gymnasium as gym
+            import helps
+
+
+            def make_env():
+                env = gym.make("CartPole-v1", max_episode_steps=5)
+                return gym.wrappers.TransformReward(env, lambda _: float(helps.READ_BY != os.getpid()))
+            """
+        )
+    )
+    seen = launch(
+        DQN,
+        env=f"{tmp_path / 'mine.py'}:make_env",
+        policy=COARSE,
+        engine="flame",
+        iterations=1,
+        steps=20,
+        eval_episodes=0,
+    )
+    assert seen.history[-1]["episodic_return"] == 5.0
 
 
 def test_a_killed_worker_is_replaced(cluster: Loopback, expected: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ CHECKED, SELDOM = (1, 2, 10, 100), 1000
 """Updates that Python makes as well, and then every so many."""
 TOLERANCE = 1e-3
 """Relative difference of gradients, and of results, that is still rounding."""
-KINK, DOUBTS = 0.1, 3
-"""Relative difference that a loss may show now and then where rounding decides on which side of a kink (of relu, say) a row lies; and how many
-updates in a row that differ are more than that."""
+KINK, DOUBTS = 0.1, 5
+"""Relative difference that a loss may show now and then where rounding decides on which side of a kink (of relu, say) a row lies; and when this is
+more than now and then: an update that differs counts 2, one that does not takes 1 away."""
 CANCELLED = 1e-5
 """Difference of results that is rounding where they are nearly 0: sums of ordinary numbers, such as advantages of mean 0."""
 ELSEWHERE = object()
@@ -130,9 +130,9 @@ class Captured:
         self.template = template_of(args)
         self.updates = 0
         self.doubts = 0
-        """Updates in a row that were not quite Python's, up to the last one."""
+        """How many of the last updates were not quite Python's, see `DOUBTS`; while there are any, each update is compared."""
         self.settings = settings_of(optimizer)
-        self.sizes = torch.empty(2, dtype=optimizer.flat.dtype)
+        self.sizes = torch.empty(2, dtype=torch.promote_types(optimizer.flat.dtype, torch.float32))
         """What depends on the step size and on how many steps there have been."""
         self.size_up()
         state = [optimizer.flat, optimizer.exp_avg, optimizer.exp_avg_sq, optimizer.steps]
@@ -193,22 +193,30 @@ class Captured:
         result = self(leaves, args)
         if result is ELSEWHERE:
             return result
+        noise = 1e-6 * float(torch.linalg.vector_norm(old))
+        pairs: list[Any] = [
+            ("gradients", state[1], moments[0], 1e-7),
+            ("squared gradients", state[2], moments[1], 1e-7),
+        ]
+        pairs += [("parameters", optimizer.flat - old, adam_step(optimizer, old, lr) - old, noise)]
+        for name, here, there in zip(names(expected), tensors(result), tensors(expected), strict=True):
+            pairs.append((f"results{name}", here, there, CANCELLED))
+        doubt: Doubtful | None = None
         try:
-            for name, here, there in zip(("gradients", "squared gradients"), state[1:3], moments, strict=True):
-                self.agree(name, here, there)
-            noise = 1e-6 * float(torch.linalg.vector_norm(old))
-            self.agree("parameters", optimizer.flat - old, adam_step(optimizer, old, lr) - old, noise)
-            for name, here, there in zip(names(expected), tensors(result), tensors(expected), strict=True):
-                self.agree(f"results{name}", here, there, CANCELLED)
-            self.doubts = 0
-        except NotCaptured as reason:
-            self.doubts += 1
-            if not isinstance(reason, Doubtful) or self.doubts == DOUBTS:
-                before_it.__exit__()  # Python makes this update
-                raise
+            for pair in pairs:
+                try:
+                    self.agree(*pair)
+                except Doubtful as reason:
+                    doubt = doubt or reason
+            self.doubts = max(0, self.doubts - 1) if doubt is None else self.doubts + 2
+            if doubt is not None and self.doubts >= DOUBTS:
+                raise doubt
+        except NotCaptured:
+            before_it.__exit__()  # Python makes this update
+            raise
         return result
 
-    def agree(self, what: str, seen: Any, expected: Any, noise: float = 1e-7) -> None:
+    def agree(self, what: str, seen: Any, expected: Any, noise: float) -> None:
         kind = NotCaptured
         if isinstance(seen, torch.Tensor) and isinstance(expected, torch.Tensor) and seen.shape == expected.shape:
             a, b = seen.detach().double(), expected.detach().double()

@@ -85,7 +85,7 @@ class Trace:
         count = steps + 1
         first = exp_avg + (grad - exp_avg) * (1 - beta1)
         second = exp_avg_sq * beta2 + grad * grad * (1 - beta2)
-        size, root = sizes.unbind()
+        size, root = sizes.to(flat.dtype).unbind()
         new = flat - size * (first / (second.sqrt() / root + group["eps"]))
         outputs: list[torch.Tensor] = []
         if branches:
