@@ -144,7 +144,7 @@ def test_without_a_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
         patch.setattr(flame, "_kept", [])
-        with pytest.raises(RunError, match="no Flame cluster runs here.*fdg flame up"):
+        with pytest.raises(RunError, match=r"no Flame cluster runs here.*fdg flame up"):
             launch(QLike, policy=COARSE, engine="flame", **TOY)
     monkeypatch.setenv("FLAME_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path))
