@@ -414,7 +414,9 @@ class FlameRemote:
     def check_events(self) -> None:
         """A service that cannot be started says so in its session's events, and nowhere else. Flame tries several times: one
         that is slow to start may fail the first time."""
-        events = self.cluster.connection.get_session(self.session.id).events or []
+        events: list[Any] = []
+        with contextlib.suppress(Exception):  # a session manager that does not answer shows in the worker's silence
+            events = self.cluster.connection.get_session(self.session.id).events or []
         if any(event.code == GAVE_UP for event in events):
             why = next((event.message for event in events if event.code != GAVE_UP), "no reason given")
             raise RunError(

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -363,6 +364,20 @@ def test_a_service_that_cannot_start_is_named(cluster: Loopback, monkeypatch: py
     monkeypatch.setenv("FDG_FLAME_PYTHON", "/no/such/python")
     with pytest.raises(RunError, match=r"cannot start the service of worker actors\[0\].*FDG_FLAME_PYTHON"):
         launch(QLike, policy=COARSE, engine="flame", workers=1, **TOY)
+
+
+def test_a_session_manager_that_is_slow_to_answer_is_no_error() -> None:
+    def slow(_: str) -> Any:
+        raise flamepy.FlameError(3, "failed to get session: Deadline Exceeded")
+
+    import flamepy
+
+    remote: Any = object.__new__(flame.FlameRemote)
+    remote.session, remote.cluster = (
+        SimpleNamespace(id="1"),
+        SimpleNamespace(connection=SimpleNamespace(get_session=slow)),
+    )
+    remote.check_events()
 
 
 def test_no_room_is_an_error_with_numbers(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
