@@ -260,25 +260,25 @@ def test_an_older_copy_of_the_users_code_is_never_run(
 
 def test_an_own_environment_travels_with_the_run(cluster: Loopback, tmp_path: Path) -> None:
     """Its file is the driver's. The reward tells whether the module was read anew where the environment is."""
-    (tmp_path / "helps.py").write_text("import os\n\nREAD_BY = os.getpid()\n")
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "helps_environment.py").write_text("import os\n\nREAD_BY = os.getpid()\n")
+    (tmp_path / "travelling_environment.py").write_text(
         textwrap.dedent(
             """
             import os
 
             import gymnasium as gym
-            import helps
+            import helps_environment
 
 
             def make_env():
                 env = gym.make("CartPole-v1", max_episode_steps=5)
-                return gym.wrappers.TransformReward(env, lambda _: float(helps.READ_BY != os.getpid()))
+                return gym.wrappers.TransformReward(env, lambda _: float(helps_environment.READ_BY != os.getpid()))
             """
         )
     )
     seen = launch(
         DQN,
-        env=f"{tmp_path / 'mine.py'}:make_env",
+        env=f"{tmp_path / 'travelling_environment.py'}:make_env",
         policy=COARSE,
         engine="flame",
         iterations=1,
