@@ -255,9 +255,6 @@ def test_an_older_copy_of_the_users_code_is_never_run(
     assert found[0] != found[1], "the change shows"
 
 
-# Faults ---------------------------------------------------------------------------------------------------------------
-
-
 def test_an_own_environment_travels_with_the_run(cluster: Loopback, tmp_path: Path) -> None:
     """Its file is the driver's. The reward tells whether the module was read anew where the environment is."""
     (tmp_path / "helps_environment.py").write_text("import os\n\nREAD_BY = os.getpid()\n")
@@ -286,6 +283,9 @@ def test_an_own_environment_travels_with_the_run(cluster: Loopback, tmp_path: Pa
         eval_episodes=0,
     )
     assert seen.history[-1]["episodic_return"] == 5.0
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_is_replaced(cluster: Loopback, expected: Result, monkeypatch: pytest.MonkeyPatch) -> None:
