@@ -6,6 +6,7 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -56,6 +57,11 @@ class TD3Config(Config):
     """Gradient steps of the critics for each of the policy."""
     target_frequency: int = 2
     """Gradient steps of the critics each time that the target networks follow."""
+    policy_critic: Literal["first", "lower"] = "first"
+    """The critic that the policy learns from: the first one, as in the paper, or for each row the one with the lower value."""
+    eval_tau: float = 1.0
+    """How far the policy that evaluation takes follows the policy each time: 1 is the policy as it is, less an average of
+    what it was."""
     exploration_noise: float = 0.1
     """Spread of the noise added to actions, as a part of half their range."""
     policy_noise: float = 0.2
@@ -68,7 +74,7 @@ class TD3Config(Config):
         self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "n_step")
         self.at_least(1, "policy_frequency", "target_frequency")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
-        self.between(0, 1, "gamma", "tau")
+        self.between(0, 1, "gamma", "tau", "eval_tau")
         self.between(0, 0.99, "anneal_from")
 
     def updates(self) -> int:
@@ -157,8 +163,8 @@ class Policy(nn.Module):
 class NoisyActor(Actor):
     """Takes the policy's actions with noise, or in the beginning random ones."""
 
-    def __init__(self, policy: Policy, exploration_noise: float) -> None:
-        self.policy, self.exploration_noise = policy, exploration_noise
+    def __init__(self, policy: Policy, average: Policy, exploration_noise: float) -> None:
+        self.policy, self.average, self.exploration_noise = policy, average, exploration_noise
 
     def act(self, td: TensorDict, random: bool) -> TensorDict:
         bounds = self.policy.bounds
@@ -171,15 +177,15 @@ class NoisyActor(Actor):
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.policy(td["observation"])
+        td["action"] = self.average(td["observation"])
         return td
 
 
 class TD3Learner(Learner):
     """Moves the critics towards reward + gamma · the lower target value, and the policy towards higher values."""
 
-    def __init__(self, policy: Policy, critics: Critics, config: TD3Config) -> None:
-        self.config, self.policy, self.critics = config, policy, critics
+    def __init__(self, policy: Policy, average: Policy, critics: Critics, config: TD3Config) -> None:
+        self.config, self.policy, self.average, self.critics = config, policy, average, critics
         self.target_policy, self.target_critics = (deepcopy(net).requires_grad_(False) for net in (policy, critics))
         self.critic_optimizer = Adam(critics, lr=config.lr)
         self.policy_optimizer = Adam(policy, lr=config.lr)
@@ -191,6 +197,8 @@ class TD3Learner(Learner):
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
             losses["policy_loss"] = self.update(self.policy_loss, batch, optimizer=self.policy_optimizer)
+            if self.average is not self.policy:
+                follow(self.average, self.policy, self.config.eval_tau)
         if self.updates % self.config.target_frequency == 0:
             follow(self.target_critics, self.critics, self.config.tau)
             follow(self.target_policy, self.policy, self.config.tau)
@@ -218,9 +226,9 @@ class TD3Learner(Learner):
         return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
-        """The first critic's values of the policy's actions, to be raised."""
-        observation = batch["observation"]
-        return -self.critics.frozen(observation, self.policy(observation), networks=1).mean()
+        """A critic's values of the policy's actions, to be raised."""
+        observation, networks = batch["observation"], 1 if self.config.policy_critic == "first" else 2
+        return -self.critics.frozen(observation, self.policy(observation), networks).amin(0).mean()
 
 
 def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -242,9 +250,13 @@ class TD3(Trainer):
     config: TD3Config
 
     def agent(self, spec: EnvSpec) -> Agent:
-        policy = Policy(spec, self.config.hidden_dim)
-        critics = Critics(spec.features + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
-        return Agent(NoisyActor(policy, self.config.exploration_noise), TD3Learner(policy, critics, self.config))
+        config = self.config
+        policy = Policy(spec, config.hidden_dim)
+        average = deepcopy(policy).requires_grad_(False) if config.eval_tau < 1 else policy
+        critics = Critics(spec.features + spec.action_dim, config.hidden_dim, config.layer_norm)
+        return Agent(
+            NoisyActor(policy, average, config.exploration_noise), TD3Learner(policy, average, critics, config)
+        )
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
         return ReplayBuffer(self.config.buffer_size, n_step=self.config.n_step, gamma=self.config.gamma)

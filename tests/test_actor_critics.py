@@ -16,7 +16,7 @@ from torchrl.modules import MLP, TanhNormal, ValueOperator
 from torchrl.objectives import SACLoss, TD3Loss
 
 from fdg.algorithms.sac import LOG_STD, SAC, SACConfig, SACLearner
-from fdg.algorithms.td3 import TD3, Critics, TD3Config, TD3Learner
+from fdg.algorithms.td3 import TD3, Critics, NoisyActor, TD3Config, TD3Learner
 from fdg.config import field_docs, make_config
 from fdg.errors import UsageError
 from fdg.runtime.environments import make_env
@@ -286,7 +286,43 @@ def test_options_are_the_same_under_every_policy(trainer):
     assert_policies_equal(trainer, policies, env=THREE_STEPS, **options, **SMALL)
 
 
+def test_the_average_policy_is_the_same_under_every_policy():
+    policies = ["single_learner_coarse", "single_learner_fine", "sharded_replay", "multi_learner"]
+    settings = dict(SMALL, eval_tau=0.25, policy_critic="lower", actors=3, env=THREE_STEPS)
+    result = assert_policies_equal(TD3, policies, **settings)
+    config = make_config(TD3.config_class(), settings)
+    assert not mismatches(run_reference(TD3, config), result, TD3)
+
+
 # ---- updates
+
+
+def test_evaluation_takes_the_average_of_the_policies():
+    """Which follows the policy whenever it is updated; without it, evaluation takes the policy as it is."""
+    ours, batch = learner(TD3, "Pendulum-v1", eval_tau=0.25, policy_frequency=2), transitions("Pendulum-v1")
+    average, policy = snapshot(ours.average), snapshot(ours.policy)
+    ours.learn(batch)
+    assert same(average, ours.average)
+    ours.learn(batch)
+    assert not same(policy, ours.policy)
+    for old, new, now in zip(average, ours.policy.parameters(), ours.average.parameters(), strict=True):
+        assert torch.allclose(now, old + 0.25 * (new - old), atol=1e-6)
+    td = make_env("Pendulum-v1", 3, seed=1).reset()
+    with torch.no_grad():
+        seen = NoisyActor(ours.policy, ours.average, 0.1).evaluate(td)["action"]
+        assert torch.equal(seen, ours.average(td["observation"]))
+        assert not torch.equal(seen, ours.policy(td["observation"]))
+    assert (plain := learner(TD3, "Pendulum-v1")).average is plain.policy
+
+
+def test_the_policy_may_learn_from_the_lower_critic():
+    batch = transitions("Pendulum-v1")
+    first, lower = (learner(TD3, "Pendulum-v1", policy_critic=which) for which in ("first", "lower"))
+    with torch.no_grad():
+        values = first.critics(batch["observation"], first.policy(batch["observation"]))
+        assert torch.isclose(first.policy_loss(batch), -values[0].mean())
+        assert torch.isclose(lower.policy_loss(batch), -values.amin(0).mean(), rtol=1e-4)
+        assert not torch.isclose(first.policy_loss(batch), lower.policy_loss(batch))
 
 
 def test_td3_updates_the_policy_and_the_targets_every_second_time():
