@@ -59,7 +59,7 @@ from fdg.cli_options import (
     Work,
     Workers,
 )
-from fdg.errors import CompileError, PolicyError, RunError, UsageError, did_you_mean
+from fdg.errors import CompileError, PolicyError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from fdg.api import Trainer
@@ -209,11 +209,10 @@ def train(
     home = run_folder_of(resume)
     if state is not None and home is not None:
         runs = RunFolder.again(home, state)
-        if (later := runs.later()) and not quiet:
-            names = ", ".join(file.name for file in later)
-            typer.echo(
-                f"going on after turn {state['done']}: {names} and metrics.csv as they were are kept in {home / ASIDE}"
-            )
+        if not quiet:
+            names = ", ".join(file.name for file in runs.later())
+            aside = f": {names} and metrics.csv as they were are kept in {home / ASIDE}" if names else ""
+            typer.echo(f"going on after turn {state['done']}{aside}")
     else:
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
     runs.flags = {"algorithm": target.full_name, **{name: value for name, value in flags.items() if value is not None}}
@@ -235,8 +234,8 @@ def train(
                 notice=notice,
                 trace=runs if trace == "" else trace,
             )
-    except (Stop, KeyboardInterrupt, RunError) as error:
-        if runs.has_checkpoint():
+    except (Stop, KeyboardInterrupt, Exception) as error:
+        if runs.has_checkpoint() and not isinstance(error, UsageError):
             said = "stopped with a checkpoint" if isinstance(error, Stop) else "there is a checkpoint"
             command = ["fdg", "train", algorithm, "--resume", str(runs.path)]
             typer.echo(f"{said}; go on with: {shlex.join(command)}", err=True)

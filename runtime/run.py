@@ -39,6 +39,7 @@ from fdg.runtime.progress import Progress
 from fdg.runtime.rows import Table
 from fdg.runtime.runfolder import LOGS, POLICY
 from fdg.runtime.session import Session
+from fdg.runtime.snapshot import encode
 from fdg.runtime.streams import Streams
 from fdg.runtime.values import Handle, Varying
 from fdg.runtime.weights import _Pickler, parameters_of, sha256
@@ -308,6 +309,9 @@ class Run:
                     returned = trainer.train()
                 except StopTraining:
                     returned = None
+                except KeyboardInterrupt:
+                    self.interrupted(msrl)
+                    raise
         if tracing.on() and self.engine is not None:
             self.session.places += self.engine.spans()
         return self.result(trainer, returned, msrl, graph)
@@ -366,28 +370,57 @@ class Run:
 
         try:
             return resumable(*what)
-        except CompileError:
+        except CompileError as error:
             if self.session.every or self.session.last is not None:
                 raise
             self.session.wanted = False
+            self.session.why = f"{os.path.basename(error.file)}:{error.line}: {error.reason}"
             return None
 
     def boundary(self, point: Point, trainer: Any, msrl: MSRL) -> None:
         """Between two turns of the outermost loop: a checkpoint if one is due, and the end if it was asked for."""
         if not self.session.due(point):
+            if self.session.done == 1 and self.session.folder is not None:
+                self.foresee(point)
             return
         skipped = self.shared_attributes
-        kept = self.session.keep(
-            {
-                **recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress),
-                "agent": recovery.agent_hash(self.agent),
-            }
-        )
+        try:
+            kept = self.session.keep(
+                {
+                    **recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress),
+                    "agent": recovery.agent_hash(self.agent),
+                }
+            )
+        except CheckpointError as error:
+            if not self.session.stopping:
+                raise
+            self.save_policy(msrl)
+            reason = "" if self.session.why else f" ({error})"
+            self.session.notice(f"stopped without a checkpoint{reason}; the policy is kept for fdg eval")
+            raise Stop from None
         for observer in self.observers:
             if hasattr(observer, "on_checkpoint"):
                 observer.on_checkpoint(kept)
         if self.session.stopping:
             raise Stop
+
+    def foresee(self, point: Point) -> None:
+        """Say early if there can be no checkpoint, since a local variable cannot be kept."""
+        remote = (
+            () if self.coordinator is None else (Handle, Varying, list, tuple, dict)
+        )  # what may hold a fragment's values
+        try:
+            encode({name: value for name, value in point.values.items() if not isinstance(value, remote)}, copy=False)
+        except CheckpointError as error:
+            self.session.why = str(error)
+            self.session.notice(f"this run can have no checkpoint: {error}")
+
+    def interrupted(self, msrl: MSRL) -> None:
+        """Ctrl-C in the middle of a turn: the policy is kept as it is, where it is at hand."""
+        if self.progress.history and (self.engine is None or self.engine.name == "inprocess"):
+            self.save_policy(msrl)
+            reason = f"without a checkpoint ({self.session.why})" if self.session.why else "in the middle of a turn"
+            self.session.notice(f"stopped {reason}; the policy is kept for fdg eval")
 
     def result(self, trainer: Any, returned: Any, msrl: MSRL, graph: Graph | None) -> Result:
         coordinator = self.coordinator

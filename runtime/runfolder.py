@@ -50,7 +50,7 @@ class Observer(Protocol):
     def on_end(self, metrics: dict[str, Any]) -> None: ...
 
 
-LAUNCH, LOGS, POLICY = "launch.json", "logs", "policy.fdg"
+LAUNCH, LOGS, METRICS, POLICY = "launch.json", "logs", "metrics.json", "policy.fdg"
 ASIDE = "superseded"
 
 
@@ -80,9 +80,16 @@ class RunFolder:
         return folder
 
     def later(self) -> list[Path]:
-        """Checkpoints that were written after the one from which it goes on."""
-        done = math.inf if self._goes_on is None else self._goes_on["done"]
-        return [file for file in checkpoint.checkpoints(self.path / checkpoint.FOLDER) if int(file.stem) > done]
+        """What came after the checkpoint from which it goes on: further ones, and the results of a run that had ended."""
+        if self._goes_on is None:
+            return []
+        found = checkpoint.checkpoints(self.path / checkpoint.FOLDER)
+        found = [file for file in found if int(file.stem) > self._goes_on["done"]]
+        if (self.path / METRICS).exists():
+            rows = json.loads((self.path / METRICS).read_text())["iterations"]
+            if len(rows) > len(self._goes_on["progress"]["history"]):
+                found += [file for name in (METRICS, POLICY) if (file := self.path / name).exists()]
+        return found
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -136,7 +143,7 @@ class RunFolder:
         return bool(checkpoint.checkpoints(self.path / checkpoint.FOLDER))
 
     def on_end(self, metrics: dict[str, Any]) -> None:
-        write_json(self.path / "metrics.json", metrics)
+        write_json(self.path / METRICS, metrics)
         if self._graph is not None:
             write_logs(self.path / LOGS, self._graph, metrics)
         if self._events is not None:

@@ -35,6 +35,8 @@ class Session:
         """Turns done: what checkpoints are called by."""
         self.wanted = bool(every or folder)
         """Whether `train` is to have boundaries."""
+        self.why = ""
+        """Why there can be no checkpoint, once that is known."""
         self.started = False
         self.reported = 0
         self.stopping = False
@@ -64,7 +66,9 @@ class Session:
         self.done = self.number if point.ended else self.number - 1
         if self.stopping:
             return True
-        return bool(self.every) and (point.ended or (self.done > 0 and self.done % self.every == 0))
+        if point.ended:  # a run with checkpoints has one of its end
+            return bool(self.every) or (self.last is not None and self.folder is not None)
+        return bool(self.every) and self.done > 0 and self.done % self.every == 0
 
     def keep(self, state: dict[str, Any]) -> dict[str, Any]:
         """Keep a state as the newest checkpoint; says how many turns are done, and where it is if it is a file."""
@@ -96,7 +100,8 @@ class Session:
                     before(number, frame)
                 raise KeyboardInterrupt
             self.stopping = True
-            self.notice("stopping at the end of this iteration, with a checkpoint; Ctrl-C again to stop at once")
+            how = "with its policy alone" if self.why else "with a checkpoint"
+            self.notice(f"stopping at the end of this iteration, {how}; Ctrl-C again to stop at once")
 
         before = signal.signal(signal.SIGINT, stop)
         try:

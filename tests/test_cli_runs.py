@@ -96,6 +96,61 @@ def test_an_interrupted_run_goes_on_as_it_was_launched(interrupted: Path, whole:
     assert list(interrupted.parent.iterdir()) == [interrupted]
 
 
+def test_a_run_that_went_on_has_a_checkpoint_of_its_end(interrupted: Path) -> None:
+    """Going on once more repeats nothing."""
+    assert "going on after turn 4\n" in ran("train", "dqn", "--resume", interrupted)
+    before = rows(interrupted / "metrics.csv")
+    said = ran("train", "--resume", interrupted, "--iterations", "7")
+    assert "going on after turn 6\n" in said and not (interrupted / "superseded").exists()
+    assert rows(interrupted / "metrics.csv")[:6] == before and len(rows(interrupted / "metrics.csv")) == 7
+
+
+STUBBORN = """
+import os
+import signal
+
+from fdg.algorithms.dqn import DQN
+from fdg import step_mdp
+
+class Stubborn(DQN):
+    def train(self):
+        schedule = (0.99**k for k in range(100))
+        td = self.msrl.env_reset()
+        for i in range(8):
+            td = self.msrl.agent_act(td, 0.5)
+            td = self.msrl.env_step(td)
+            self.msrl.replay_buffer_insert(td)
+            td = step_mdp(td)
+            self.msrl.log(i, epsilon=next(schedule))
+            if i == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("place", [("--local",), COARSE, (*COARSE, "--engine", "process", "--workers", "1")])
+def test_ctrl_c_keeps_the_policy_where_there_can_be_no_checkpoint(here, place, capfd) -> None:  # noqa: F811
+    """It is said early, and nothing is promised."""
+    (here / "stubborn.py").write_text(STUBBORN)
+    result = fdg("train", "stubborn.py", "--envs", "2", "--eval-episodes", "0", *place)
+    assert result.exit_code == 130, result.output
+    first, then, last = capfd.readouterr().err.splitlines()
+    assert first.startswith("this run can have no checkpoint: `schedule` is a generator")
+    assert then.startswith("stopping at the end of this iteration, with its policy alone")
+    assert last == "stopped without a checkpoint; the policy is kept for fdg eval"
+    folder = run_folder(here)
+    assert not (folder / "checkpoints").exists() and "mean return" in ran("eval", folder, "--episodes", "2")
+
+
+def test_ctrl_c_keeps_the_policy_of_a_loop_without_boundaries(here, capfd) -> None:  # noqa: F811
+    text = STUBBORN.replace("for i in range(8):", "turns = iter(range(8))\n        for i in turns:")
+    (here / "stubborn.py").write_text(text)
+    result = fdg("train", "stubborn.py", "--envs", "2", "--eval-episodes", "0")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("stopped without a checkpoint (") and "stubborn.py:13" in said
+    assert "mean return" in ran("eval", run_folder(here), "--episodes", "2")
+
+
 @pytest.mark.parametrize("place", [["--local"], [*SHARDED], [*SHARDED, "--engine", "process", "--workers", "1"]])
 def test_it_goes_on_elsewhere_too(place: list[str], interrupted: Path, whole: Path) -> None:
     ran("train", "dqn", "--resume", interrupted, *(["--engine", "inprocess"] if len(place) < 3 else []), *place, "-q")
@@ -119,8 +174,9 @@ def test_rows_after_the_checkpoint_are_replaced(here: Path) -> None:  # noqa: F8
     assert int(first.stem) == 4, "after four iterations"
     old, aside = (folder / "metrics.csv").read_text(), folder / "superseded"
     said = ran("train", "dqn", "--resume", first)
-    assert f"going on after turn 4: {last.name} and metrics.csv as they were are kept in {aside}" in said
-    assert sorted(file.name for file in aside.iterdir()) == [last.name, "metrics.csv"]
+    names = [last.name, "metrics.json", "policy.fdg"]
+    assert f"going on after turn 4: {', '.join(names)} and metrics.csv as they were are kept in {aside}" in said
+    assert sorted(file.name for file in aside.iterdir()) == sorted([*names, "metrics.csv"])
     assert (aside / "metrics.csv").read_text() == old and old.endswith("6,99")
     assert (rows(folder / "metrics.csv"), outcome(folder / "metrics.json")) == expected
     seen = EventAccumulator(str(folder)).Reload()
