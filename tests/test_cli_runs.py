@@ -151,6 +151,17 @@ def test_ctrl_c_keeps_the_policy_of_a_loop_without_boundaries(here, capfd) -> No
     assert "mean return" in ran("eval", run_folder(here), "--episodes", "2")
 
 
+def test_an_error_in_the_program_names_the_checkpoint(here) -> None:  # noqa: F811
+    text = STUBBORN.replace("os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('mine')").replace(
+        "next(schedule)", "i"
+    )
+    (here / "stubborn.py").write_text(text.replace("schedule = (0.99**k for k in range(100))", ""))
+    result = fdg("train", "stubborn.py", "--envs", "2", "--checkpoint-every", "2", "-q")
+    assert result.exit_code == 1 and "ValueError: mine" in result.stderr
+    command = f"fdg train stubborn.py --resume runs/{run_folder(here).name}"
+    assert f"there is a checkpoint; go on with: {command}\n" in result.stderr
+
+
 @pytest.mark.parametrize("place", [["--local"], [*SHARDED], [*SHARDED, "--engine", "process", "--workers", "1"]])
 def test_it_goes_on_elsewhere_too(place: list[str], interrupted: Path, whole: Path) -> None:
     ran("train", "dqn", "--resume", interrupted, *(["--engine", "inprocess"] if len(place) < 3 else []), *place, "-q")
