@@ -40,9 +40,7 @@ class TD3Config(Config):
     lr: float = 1e-3
     """Adam's step size."""
     anneal_lr: bool = False
-    """Let the step size fall linearly to nothing, so that the policy comes to rest."""
-    anneal_from: float = 0.0
-    """The part of training after which it falls, where anneal_lr is set."""
+    """Let the step size fall linearly over the whole of training, so that the policy comes to rest."""
     gamma: float = 0.99
     """Discount of future rewards."""
     n_step: int = 1
@@ -75,7 +73,6 @@ class TD3Config(Config):
         self.at_least(1, "policy_frequency", "target_frequency")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
         self.between(0, 1, "gamma", "tau", "eval_tau")
-        self.between(0, 0.99, "anneal_from")
 
     def updates(self) -> int:
         """Gradient steps of the critics per iteration."""
@@ -206,11 +203,9 @@ class TD3Learner(Learner):
 
     def lr(self) -> float:
         config = self.config
-        if not config.anneal_lr:
-            return config.lr
         turns = config.iterations - math.ceil(config.learning_starts / (config.steps * config.envs * config.actors))
-        left = 1 - self.updates / max(1, turns * config.updates())
-        return config.lr * min(1.0, max(0.0, left) / (1 - config.anneal_from))
+        passed = self.updates / max(1, turns * config.updates()) if config.anneal_lr else 0.0
+        return config.lr * max(0.0, 1 - passed)
 
     def critic_loss(self, batch: TensorDict) -> torch.Tensor:
         """The squared errors of both critics."""

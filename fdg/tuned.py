@@ -20,16 +20,14 @@ _ONE: dict[str, Any] = dict(envs=1, steps=16, iterations=6250, learning_starts=5
 _OFTEN = dict(hidden_dim=128, batch_size=128, layer_norm=True, utd_ratio=10, policy_frequency=10)
 """Ten gradient steps of small, normalised critics to one of the policy for each frame (after Hiraoka et al., 2022): more
 from as many frames, in more time. Chosen on seed 11."""
+_CALM = dict(target_frequency=1, policy_critic="lower", eval_tau=1 / 4000)
+"""A policy that hops in one moment falls in the next: evaluation takes an average over some 4,000 frames, and the policy
+learns from the more careful critic. Chosen on seed 11."""
 TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("sac", "HalfCheetah-v5"): dict(_SAC, learning_starts=5000),
     ("sac", "Hopper-v5"): dict(_SAC, **{**_ONE, **_OFTEN, "learning_starts": 2000}),
-    ("td3", "HalfCheetah-v5"): dict(
-        envs=1, steps=8, iterations=12_500, learning_starts=5000, hidden_dim=400, anneal_lr=True, anneal_from=0.6
-    ),
-    ("td3", "Hopper-v5"): dict(
-        envs=1, steps=16, iterations=6250, learning_starts=2000, hidden_dim=128, batch_size=128, layer_norm=True,
-        utd_ratio=4, policy_frequency=4, target_frequency=1, policy_critic="lower", eval_tau=1 / 4000,
-    ),
+    ("td3", "HalfCheetah-v5"): dict(envs=1, steps=8, iterations=12_500, learning_starts=5000, hidden_dim=400),
+    ("td3", "Hopper-v5"): dict(_ONE, **{**_OFTEN, **_CALM, "utd_ratio": 4, "policy_frequency": 4, "learning_starts": 2000}),
     ("a2c", "CartPole-v1"): dict(
         iterations=1000, envs=32, steps=16, lr=1e-3, ent_coef=0.01, norm_obs=True, norm_reward=True
     ),
