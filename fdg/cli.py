@@ -459,11 +459,13 @@ def check(
         agent, buffer = build_parts(made, environment.spec)
     finally:
         environment.close()
-    typer.echo(f"OK  agent        {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
+    parts = Parts(trainer, config, agent, buffer, environment.spec, attributes=vars(made))
+    unshared = parts.unshared()
+    named = f"{type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}"
+    typer.echo(f"--  agent        {named}: {unshared}" if unshared else f"OK  agent        {named}")
     needs = Needs.of(buffer, environment.spec, config.actors, engine=engine)
     needs.check()
     typer.echo(f"OK  memory       {needs.replay() or 'no replay buffer'}")
-    parts = Parts(trainer, config, agent, buffer, environment.spec, attributes=vars(made))
     why = stuck(parts)
     typer.echo(
         f"--  processes    {why}" if why else "OK  processes    config, agent and trainer can go to other processes"
