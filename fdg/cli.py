@@ -447,7 +447,7 @@ def check(
     trainer, config = configure(ctx, target, settings)
     typer.echo(f"OK  config       {config}")
 
-    from fdg.api import build_parts
+    from fdg.api import Trainer, build_parts
     from fdg.capacity import Needs, check_workers, stuck
     from fdg.compiler.rowwise import check_learner
     from fdg.runtime.parts import Parts, make_environment
@@ -471,9 +471,18 @@ def check(
         f"--  processes    {why}" if why else "OK  processes    config, agent and trainer can go to other processes"
     )
     typer.echo(checkpoints(trainer))
+    lacking = ""
     for policy in policies:
         try:
             found = project(target, policy, config.actors, config.replay_shards, copies)
+            used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
+            if buffer is None and used:
+                lacking = (
+                    f"line {min(used)} uses a replay buffer, and this trainer makes none: "
+                    "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
+                )
+                if trainer.replay_buffer is Trainer.replay_buffer:
+                    raise UsageError(lacking)
             check_workers(copies, config, policy)
             if policy.replicated:
                 check_learner(agent.learner, policy.name)
@@ -491,12 +500,8 @@ def check(
             typer.echo(f"    {needs.processes()}: {', '.join(needs.workers)}")
         for advice in found.advice:
             typer.echo(f"    advice: {advice}")
-        used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
-        if buffer is None and used:
-            typer.echo(
-                f"    advice: line {min(used)} uses a replay buffer, and this trainer makes none: "
-                "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
-            )
+    if lacking:
+        typer.echo(f"--  replay       {lacking}")
 
 
 def checkpoints(trainer: type[Trainer]) -> str:
