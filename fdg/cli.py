@@ -446,7 +446,7 @@ def check(
     trainer, config = configure(ctx, target, settings)
     typer.echo(f"OK  config       {config}")
 
-    from fdg.api import build_parts
+    from fdg.api import Trainer, build_parts
     from fdg.capacity import Needs, check_workers, stuck
     from fdg.compiler.rowwise import check_learner
     from fdg.runtime.parts import Parts, make_environment
@@ -458,19 +458,30 @@ def check(
         agent, buffer = build_parts(made, environment.spec)
     finally:
         environment.close()
-    typer.echo(f"OK  agent        {type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}")
+    parts = Parts(trainer, config, agent, buffer, environment.spec, attributes=vars(made))
+    unshared = parts.unshared()
+    named = f"{type(agent.actor).__name__} and {type(agent.learner).__name__} on {config.env}"
+    typer.echo(f"--  agent        {named}: {unshared}" if unshared else f"OK  agent        {named}")
     needs = Needs.of(buffer, environment.spec, config.actors, engine=engine)
     needs.check()
     typer.echo(f"OK  memory       {needs.replay() or 'no replay buffer'}")
-    parts = Parts(trainer, config, agent, buffer, environment.spec, attributes=vars(made))
     why = stuck(parts)
     typer.echo(
         f"--  processes    {why}" if why else "OK  processes    config, agent and trainer can go to other processes"
     )
     typer.echo(checkpoints(trainer))
+    lacking = ""
     for policy in policies:
         try:
             found = project(target, policy, config.actors, config.replay_shards, copies)
+            used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
+            if buffer is None and used:
+                lacking = (
+                    f"line {min(used)} uses a replay buffer, and this trainer makes none: "
+                    "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
+                )
+                if trainer.replay_buffer is Trainer.replay_buffer:
+                    raise UsageError(lacking)
             check_workers(copies, config, policy)
             if policy.replicated:
                 check_learner(agent.learner, policy.name)
@@ -488,12 +499,8 @@ def check(
             typer.echo(f"    {needs.processes()}: {', '.join(needs.workers)}")
         for advice in found.advice:
             typer.echo(f"    advice: {advice}")
-        used = [region.lines[0] for region in found.regions() if any("replay_" in call for call in region.calls)]
-        if buffer is None and used:
-            typer.echo(
-                f"    advice: line {min(used)} uses a replay buffer, and this trainer makes none: "
-                "write def replay_buffer(self, spec): return ReplayBuffer(capacity)"
-            )
+    if lacking:
+        typer.echo(f"--  replay       {lacking}")
 
 
 def checkpoints(trainer: type[Trainer]) -> str:

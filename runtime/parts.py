@@ -194,6 +194,21 @@ class Parts:
         msrl.captures = self.captures()
         return msrl
 
+    def unshared(self) -> str:
+        """What to tell a user whose actor has weights of its own, and none of the learner's; else empty.
+
+        Raises:
+            UsageError: actor or learner cannot be copied.
+        """
+        parts = {"the actor": self.agent.actor, "the learner": self.agent.learner}
+        trained = [any(t.requires_grad for t in take_apart(part, what)[1]) for what, part in parts.items()]
+        if self.places or not all(trained):
+            return ""
+        return (
+            "actor and learner share no tensors: nothing that is learned reaches the actor; give both the same module in "
+            "agent()"
+        )
+
     def weights(self) -> list[torch.Tensor]:
         """The weights of this process's agent."""
         return tensors_at(self.agent.actor, self.places) if self.places else []

@@ -271,6 +271,8 @@ class Run:
         self.parts.close()
 
     def go(self, graph: Graph | None) -> Result:
+        if (unshared := self.parts.unshared()) and not self.session.started:
+            self.session.notice(unshared)
         if self.policy.name == "local" and self.config.actors == 1 and graph is None:
             graph = self.try_project() if self.observers else None
             self.tell_needs([])

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from fdg.errors import RunError
+from fdg.errors import UsageError
+from fdg.runtime.wire import why_stuck
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -45,10 +46,8 @@ def take_apart(value: Any, what: str) -> tuple[bytes, list[torch.Tensor]]:
     try:
         _Pickler(file, tensors).dump(value)
     except Exception as error:
-        raise RunError(
-            f"{what} cannot be copied into a fragment: {error}. Keep locks, files, generators and open environments "
-            "out of it, or make them when first used"
-        ) from error
+        why = why_stuck(value, what, error, lambda part: _Pickler(io.BytesIO(), []).dump(part))
+        raise UsageError(f"{what} cannot be copied into a fragment: {why}") from error
     return file.getvalue(), tensors
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -124,11 +124,50 @@ def pack(value: Any, what: str = "a value") -> Message:
     except RunError:
         raise
     except Exception as error:
-        raise RunError(
-            f"{what} cannot go to another process: {error}. Keep locks, files, generators and open environments out of "
-            "it, or make them when first used"
-        ) from error
+        why = why_stuck(value, what, error, lambda part: _Packer(io.BytesIO(), []).dump(part))
+        raise RunError(f"{what} cannot go to another process: {why}") from error
     return Message(file.getvalue(), [buffer.raw() for buffer in buffers])
+
+
+def why_stuck(value: Any, what: str, error: Exception, dump: Callable[[Any], Any]) -> str:
+    """Why a value cannot be dumped: the part of it that cannot, and what to write instead."""
+    path = what.split("`")[1] if "`" in what else what.split()[-1]
+    seen: set[int] = set()
+    inner: tuple[str, Any] | None = ("", value)
+    while inner is not None and id(inner[1]) not in seen:
+        path, value = path + inner[0], inner[1]
+        seen.add(id(value))
+        inner = next((part for part in parts_of(value) if not _works(dump, part[1])), None)
+    return (
+        f"`{path}` is a {type(value).__name__} ({error}). Keep locks, files, generators and open environments out of it; "
+        "or write None in __init__, and make it when it is first used"
+    )
+
+
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of when it is dumped, each part with the way to it: `.file`, `[0]`."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif not isinstance(value, type):
+        if isinstance(value, torch.nn.Module):
+            yield from ((f".{name}", part) for name, part in value.named_children())
+        try:
+            state = value.__getstate__()
+        except Exception:  # it is this one that cannot be dumped
+            return
+        for attributes in state if isinstance(state, tuple) else (state,):
+            if isinstance(attributes, dict):
+                yield from ((f".{name}", part) for name, part in attributes.items())
+
+
+def _works(dump: Callable[[Any], Any], part: Any) -> bool:
+    try:
+        dump(part)
+    except Exception:
+        return False
+    return True
 
 
 def unpack(head: bytes | memoryview, buffers: Sequence[Any], *, copy: bool = True) -> Any:

@@ -475,9 +475,15 @@ def test_check_refuses_a_trainer_whose_parts_are_wrong(mine, body, message):
     assert message in refused("check", f"{mine}:Mine")
 
 
-def test_check_advises_a_missing_replay_buffer(mine):
+def test_check_tells_of_a_missing_replay_buffer(mine):
+    """Refused where the trainer has no `replay_buffer`; one that returns None may also not use it with such a config."""
     mine.write_text(f"{TRAINER}\n    def replay_buffer(self, spec): return None\n")
-    assert re.search(r"advice: line \d+ uses a replay buffer, and this trainer makes none", ran("check", mine))
+    told = r"line \d+ uses a replay buffer, and this trainer makes none: write def replay_buffer"
+    said = ran("check", mine)
+    assert re.search(rf"^-- +replay +{told}", said, re.M) and len(re.findall(told, said)) == 1
+    other = mine.with_name(f"other_{mine.name}")
+    other.write_text(f"from fdg import Trainer\n{TRAINER}\n    replay_buffer = Trainer.replay_buffer\n")
+    assert len(re.findall(told, refused("check", f"{other}:Mine"))) == 1
 
 
 def test_folders_for_output_are_made_when_it_is_written_and_named(here):

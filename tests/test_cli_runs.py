@@ -283,10 +283,60 @@ class Locked(DQN):
 """
 
 
-def test_what_cannot_go_to_other_processes_is_named(here: Path) -> None:  # noqa: F811
+def test_what_cannot_be_copied_is_named(here: Path) -> None:  # noqa: F811
+    """Alike by every engine, and by `fdg check`, which runs nothing."""
     Path("locked.py").write_text(LOCKED)
-    message = refused("train", "locked.py", *COARSE, "--engine", "process")
-    assert "the learner cannot go to another process: cannot pickle '_thread.lock' object" in message
+    whole = (
+        "the learner cannot be copied into a fragment: `learner.lock` is a lock (cannot pickle '_thread.lock' object)"
+    )
+    assert whole in refused("check", "locked.py")
+    for flags in (("--local",), COARSE, (*COARSE, "--engine", "process")):
+        assert whole in refused("train", "locked.py", *flags)
+    Path("deep.py").write_text(
+        LOCKED.replace("agent.learner.lock = ", "agent.actor.network[1].notes = [0, {'to': open('notes', 'a')}]  #")
+    )
+    message = refused("train", "deep.py", "--local")
+    assert (
+        "the actor cannot be copied into a fragment: `actor.network.1.notes[1]['to']` is a TextIOWrapper (" in message
+    )
+    assert "or write None in __init__, and make it when it is first used" in message
+
+
+TWINS = """
+from copy import deepcopy
+from fdg.algorithms.dqn import DQN
+from fdg import Agent
+
+class Twins(DQN):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        return Agent(deepcopy(agent.actor), agent.learner)
+
+class Frozen(Twins):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        agent.actor.network.requires_grad_(False)
+        return agent
+
+class Alone(Twins):
+    def agent(self, spec):
+        return Agent(super().agent(spec).actor)
+"""
+
+
+def test_an_actor_that_nothing_learned_reaches_is_told_of(here: Path, capfd: Any) -> None:  # noqa: F811
+    Path("twins.py").write_text(TWINS)
+    told = "actor and learner share no tensors: nothing that is learned reaches the actor; give both the same module"
+    said = ran("check", "twins.py:Twins", "--dist-policy", "local")
+    assert re.search(rf"^-- +agent +QActor and QLearner on CartPole-v1: {told}", said, re.M)
+    for name in ("dqn", "twins.py:Frozen", "twins.py:Alone"):
+        assert re.search(r"^OK +agent .* on CartPole-v1$", ran("check", name, "--dist-policy", "local"), re.M)
+    for flags in ((), COARSE):
+        capfd.readouterr()
+        ran("train", "twins.py:Twins", *SMALL, *flags, "--iterations", "1", "-q")
+        assert capfd.readouterr().err.count(told) == 1
+    ran("train", "twins.py:Frozen", *SMALL, "--iterations", "1", "-q")
+    assert told not in capfd.readouterr().err
 
 
 def test_files_named_like_modules_do_not_stop_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -371,15 +421,16 @@ def test_compare_refuses_before_it_runs(here: Path) -> None:  # noqa: F811
 
 
 def test_check_says_what_a_run_would_need(here: Path) -> None:  # noqa: F811
-    Path("locked.py").write_text(LOCKED)
     Path("loopless.py").write_text(LOOPLESS)
     said = ran("check", "dqn", "--actors", "2", "--engine", "process", "--workers", "2", *COARSE)
     assert re.search(r"^OK +memory +replay buffer 10.0 MB when full", said, re.M)
     assert re.search(r"^OK +processes", said, re.M)
     assert re.search(r"^OK +checkpoints +between turns of the loop in line \d+ of dqn.py, with td, loss$", said, re.M)
     assert "\n    3 worker processes: actors[0], actors[1], learner\n" in said
+    Path("locked.py").write_text(LOCKED.replace("agent.learner.lock", "self.lock"))
     said = ran("check", "locked.py", "--dist-policy", "local")
-    assert re.search(r"^-- +processes +the learner cannot go to another process: cannot pickle", said, re.M)
+    stuck = r"`self.lock` of the trainer cannot go to another process: `self.lock` is a lock \(cannot pickle"
+    assert re.search(rf"^-- +processes +{stuck}", said, re.M)
     said = ran("check", "loopless.py", "--dist-policy", "local")
     assert re.search(r"^-- +checkpoints +loopless.py:5: this trainer cannot be checkpointed: ", said, re.M)
 

@@ -222,6 +222,74 @@ def test_a_fine_program_is_told_so() -> None:
     assert not graph_of(QLike).advice
 
 
+def test_the_advice_names_what_forces_the_calls() -> None:
+    """Acting and stepping in different fragments take turns, wherever the inserts are."""
+    start = inspect.getsourcelines(QLike.train)[1]
+    (told,) = graph_of(QLike, SingleLearnerFine).advice
+    assert "`learner` and `environments` are called" in told and "take turns" in told and "out of the loop" not in told
+    assert f"line {start + 5} (agent_act) and line {start + 6} (env_step)" in told, told
+
+
+class Chatty(ToyTrainer):
+    """Logs, prints and learns at every step: none of them alone makes the calls many."""
+
+    config: Sizes
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for _ in range(self.config.steps):
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                print(i)
+                self.msrl.log(i, 0.0)
+                loss = self.msrl.agent_learn(td)
+                td = advance(td)
+            self.msrl.log(i, loss)
+
+
+class UntilOver(ToyTrainer):
+    """Asks at every step whether to go on."""
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            over = False
+            while not over:
+                td = self.msrl.env_step(self.msrl.agent_act(td))
+                loss = self.msrl.agent_learn(td)
+                over = self.msrl.any(td["next", "done"])
+                td = advance(td)
+            self.msrl.log(i, loss)
+
+
+class InHelper(ToyTrainer):
+    """Acts and steps in a method of its own."""
+
+    config: Sizes
+
+    def train(self):
+        td = self.msrl.env_reset()
+        for i in range(self.config.iterations):
+            for _ in range(self.config.steps):
+                td = self.step(td)
+                loss = self.msrl.agent_learn(td)
+                td = advance(td)
+            self.msrl.log(i, loss)
+
+    def step(self, td):
+        td = self.msrl.agent_act(td)
+        return self.msrl.env_step(td)
+
+
+def test_advice_that_would_not_help_is_not_given() -> None:
+    (told,) = graph_of(Chatty).advice
+    assert all(word in told for word in ("`print`", "(log)", "agent_learn", "move them out of the loop")), told
+    assert not graph_of(UntilOver).advice
+    assert all("take turns" in told for told in graph_of(InHelper, SingleLearnerFine).advice)
+    (told,) = graph_of(InHelper).advice
+    assert "(agent_learn, on `learner`) is in the same loop: move it out of the loop" in told
+
+
 class LooksBack(ToyTrainer):
     """Looks at the step before, in the list of all steps."""
 

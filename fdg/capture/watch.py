@@ -99,12 +99,12 @@ class undone:
 
 def reachable(loss_function: Any) -> list[torch.Tensor]:
     """The tensors of a loss function and its object."""
-    from fdg.errors import RunError
+    from fdg.errors import UsageError
     from fdg.runtime.weights import take_apart
 
     try:
         found = take_apart(getattr(loss_function, "__self__", loss_function), "it")[1]
-    except RunError as error:
+    except UsageError as error:
         raise NotCaptured(str(error)) from None
     return [tensor for tensor in found if tensor.layout is torch.strided and tensor.numel()]
 

@@ -276,16 +276,24 @@ class Rates:
         self.rates: dict[int, list[str]] = {}
         self.advice: list[str] = []
         self.seen: list[tuple[str, str]] = []
+        self.inside: dict[int, list[Statement]] = {}
+        """What each loop does, with what the helpers do that it calls."""
+        self.repeated: list[tuple[Method, RegionPlan, list[tuple[str, Statement]]]] = []
+        """The calls in loops within the outermost one."""
         self.walk(analysis.train, analysis.train.body, [])
+        for method, plan, loops in self.repeated:
+            self.advise(plan, loops)
+            self.advise_on_company(method, plan, loops)
 
     def walk(self, method: Method, body: list[Statement], loops: list[tuple[str, Statement]]) -> None:
         for statement in body:
+            for _, loop in loops:
+                self.inside.setdefault(id(loop), []).append(statement)
             if statement.kind == "region":
                 plan: RegionPlan = statement.parts["plan"]
                 self.rates.setdefault(id(plan), []).append(self.rate([text for text, _ in loops]))
                 if sum(text not in ("?",) for text, _ in loops) > 1:
-                    self.advise(plan, loops)
-                    self.advise_on_company(method, plan, loops)
+                    self.repeated.append((method, plan, loops))
             elif statement.kind == "each":
                 self.walk(method, statement.blocks["body"], loops)
             elif statement.kind == "simple" and statement.head.helpers:
@@ -321,26 +329,39 @@ class Rates:
         return f"≤ {text}" if "?" in inner else text
 
     def advise(self, plan: RegionPlan, loops: list[tuple[str, Statement]]) -> None:
+        """Why a fragment is called at every turn: what to move, if there would be one call without it."""
         loop = next(statement for text, statement in reversed(loops) if text != "?")
-        inside = [s for s in walk([loop]) if s.kind == "simple" and s.head.pinned and not s.head.calls]
-        others = [
-            s.parts["plan"]
-            for s in walk([loop])
-            if s.kind == "region" and (s.parts["plan"].fragment, s.parts["plan"].per) != (plan.fragment, plan.per)
-        ]
         times = " × ".join(text for text, _ in loops[1:] if text != "?")
-        line = f"line {loop.origin.line}: `{plan.fragment}` is called {times} times per iteration"
-        if inside:
-            why = inside[0]
+        inside = [loop, *self.inside[id(loop)]]
+        plans: list[RegionPlan] = [s.parts["plan"] for s in inside if s.kind == "region"]
+        others = [other for other in plans if (other.fragment, other.per) != (plan.fragment, plan.per)]
+        at_driver = [
+            (s.origin.line, call)
+            for s in inside
+            for call in s.head.calls
+            if OPERATIONS[call].component == DRIVER and not s.head.helpers
+        ]
+        pinned = [s for s in inside if s.kind == "simple" and s.head.pinned and not s.head.calls]
+        turns = [other for other in plans if other.per == "actor"] if plan.per == "actor" else []
+        if len({other.fragment for other in turns}) > 1:
+            fragments = " and ".join(dict.fromkeys(f"`{other.fragment}`" for other in turns))
+            lines = " and ".join(dict.fromkeys(f"line {other.lines[0]} ({calls_of(other)})" for other in turns))
             self.note(
-                f"{line}, because line {why.origin.line} stays at the driver ({why.head.pinned}): move it out of the loop."
+                f"line {loop.origin.line}: {fragments} are called {times} times per iteration, because {lines} take turns; "
+                f"a policy with both in one fragment does without (single_learner_coarse)."
             )
-        elif plan.per == "actor" and any(other.per != "actor" for other in others):
-            other = next(other for other in others if other.per != "actor")
-            names = ", ".join(dict.fromkeys(other.calls)) or "code of another fragment"
+            return
+        if any(OPERATIONS[call].returns != "none" for _, call in at_driver) or (plan.per != "actor" and others):
+            return
+        why = [f"line {s.origin.line} stays at the driver ({s.head.pinned})" for s in pinned]
+        why += [f"line {line} ({call}) stays at the driver" for line, call in at_driver]
+        why += [
+            f"line {other.lines[0]} ({calls_of(other)}, on `{other.fragment}`) is in the same loop" for other in others
+        ]
+        if why := list(dict.fromkeys(why)):
             self.note(
-                f"{line}, because line {other.lines[0]} ({names}, on `{other.fragment}`) is in the same loop: "
-                f"move it behind the loop to make one call of it."
+                f"line {loop.origin.line}: `{plan.fragment}` is called {times} times per iteration, because "
+                f"{' and '.join(why)}: move {'it' if len(why) == 1 else 'them'} out of the loop."
             )
 
     def advise_on_company(self, method: Method, plan: RegionPlan, loops: list[tuple[str, Statement]]) -> None:
@@ -372,6 +393,12 @@ class Rates:
     def of(self, plan: RegionPlan) -> str:
         rates = self.rates.get(id(plan), [])
         return " + ".join(dict.fromkeys(rates)) if rates else "never"
+
+
+def calls_of(plan: RegionPlan) -> str:
+    """A region's component calls, by the names that the user wrote."""
+    names = (call.removesuffix("_rows") for call in plan.calls)
+    return ", ".join(dict.fromkeys(names)) or "code of another fragment"
 
 
 def edge_rates(edges: dict[Any, Edge], plans: list[RegionPlan], rates: Rates) -> None:
