@@ -353,7 +353,7 @@ def compare(
     del options["engine"]
     if json_file is not None:
         check_writable(json_file)
-    trainer, config = configure(ctx, target, settings)
+    _, config = configure(ctx, target, settings)
     for policy in policies:  # refused before the first run, not after it
         project(target, policy, config.actors, config.replay_shards, options["workers"])
 
@@ -363,7 +363,7 @@ def compare(
     from fdg.runtime.runfolder import as_json
 
     rows = []
-    for row in compare(trainer, config, policies, engines, **options):
+    for row in compare(target.load_anew, config, policies, engines, **options):
         rows.append(row)
         if not quiet and Console(stderr=True).is_terminal:
             typer.echo(f"{row.name}: {row.result.metrics['seconds']:.1f} s", err=True)

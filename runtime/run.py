@@ -427,6 +427,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "fused": bool(coordinator and graph and any(part.fused for part in graph.fragments.values())),
             "compiled_updates": msrl.compiled() if coordinator is None else coordinator.compiled,
+            "learners_draw": coordinator is not None and coordinator.learners_draw,
             "frames": self.progress.frames(),
             "episodes": self.progress.episodes,
             "seconds": seconds,
