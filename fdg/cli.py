@@ -26,6 +26,7 @@ from fdg import __version__, flame_cli, registry, tuned
 from fdg.cli_errors import Commands
 from fdg.cli_files import check_writable, write
 from fdg.cli_flags import (
+    check_replay,
     choose_replay,
     configure,
     count,
@@ -193,6 +194,7 @@ def train(
     state = None
     if resume is None:
         trainer, config = configure(ctx, target, settings)
+        check_replay(replay, trainer)
         if not quiet and not no_tuned and (taken := tuned.said(tuned.bundled(target.module), config)):
             typer.echo(taken)
     else:
