@@ -218,7 +218,8 @@ def train(
             )
     else:
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
-    runs.flags = {"algorithm": target.full_name, **{name: value for name, value in flags.items() if value is not None}}
+    given = {name: physical.get(name, value) for name, value in flags.items() if value is not None}
+    runs.flags = {"algorithm": target.full_name, **given}
     observers: list[Any] = [runs]
     try:
         with ExitStack() as stack:
@@ -258,7 +259,9 @@ def train(
 @app.command(name="eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a checkpoint in it.")],
-    episodes: Annotated[str, typer.Option(metavar="N", help="Episodes.")] = "100",
+    episodes: Annotated[
+        str | None, typer.Option(metavar="N", help="Episodes; by default as many as the run had at its end, or 100.")
+    ] = None,
     seed: Annotated[
         str | None, typer.Option(metavar="S", help="Seed of environments and actions; by default the run's.")
     ] = None,
@@ -270,8 +273,9 @@ def evaluate(
     home = run_folder_of(run)
     if not run.exists() or home is None or not (home / "config.json").is_file():
         raise UsageError(f"{run} is no run folder: name one that fdg train made, such as runs/CartPole-v1__dqn__…")
-    number = count("--episodes", episodes, 1)
     flags = previous_flags(home)
+    at_the_end = int(flags.get("eval_episodes", 0)) or 100
+    number = at_the_end if episodes is None else count("--episodes", episodes, 1)
     if "algorithm" not in flags:
         raise UsageError(f"{home / 'launch.json'} does not say which algorithm ran; it is of an older version")
     target = find_target(flags["algorithm"])

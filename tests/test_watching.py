@@ -372,7 +372,7 @@ def test_event_names_are_cleanrls(own: Path) -> None:
 
 def test_eval_tells_what_the_run_learned(own: Path) -> None:
     mean = json.loads((own / "metrics.json").read_text())["mean_reward"]
-    said = ran("eval", str(own), "--episodes", "6", "--json", "e.json")
+    said = ran("eval", str(own), "--json", "e.json")  # as many episodes as at the run's end
     assert f"own on CartPole-v1: mean return {mean:.1f} ± " in said
     told = json.loads(Path("e.json").read_text())
     assert told["mean_return"] == mean == sum(told["returns"]) / 6
@@ -383,6 +383,20 @@ def test_eval_tells_what_the_run_learned(own: Path) -> None:
     assert f"mean return {float(rows[1]['eval/episodic_return']):.1f} " in middle
     (own / "policy.fdg").unlink()
     assert f"mean return {mean:.1f} " in ran("eval", str(own), "--episodes", "6")  # of the newest checkpoint
+
+
+def test_numbers_of_a_launch_are_numbers_and_older_ones_are_read(own: Path) -> None:
+    file = own / "launch.json"
+    flags = json.loads(file.read_text())
+    assert (flags["eval_episodes"], flags["workers"], flags["deadline"]) == (6, 2, 60.0)
+    texts = {name: str(value) if type(value) in (int, float) else value for name, value in flags.items()}
+    file.write_text(json.dumps(texts))
+    assert "over 6 episodes" in ran("eval", str(own))
+    ran("train", "--resume", str(own), "--iterations", "5")
+    assert json.loads(file.read_text()) == flags
+    for none in ({"eval_episodes": 0}, {}):
+        file.write_text(json.dumps({"algorithm": flags["algorithm"], **none}))
+        assert "over 100 episodes" in ran("eval", str(own))
 
 
 def test_eval_says_what_is_wrong(own: Path) -> None:
