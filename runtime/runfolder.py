@@ -61,7 +61,7 @@ class RunFolder:
     """
 
     def __init__(self, log_dir: str | Path, env: str, algo: str, policy: str, seed: int) -> None:
-        words = [env, algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
+        words = [env_word(env), algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
         self.path = Path(log_dir) / "__".join(re.sub(r"[^\w.=-]+", "-", word) for word in words)
         self.flags: dict[str, Any] = {}
         """How the run is launched, kept for when it goes on."""
@@ -167,6 +167,16 @@ class RunFolder:
         self.close()
         if kind is not None and self.made and self._csv is None and not self.has_checkpoint():
             shutil.rmtree(self.path, ignore_errors=True)  # it failed before the first row: nothing to keep
+
+
+def env_word(env: str) -> str:
+    """An environment in the name of a folder.
+
+    >>> env_word("CartPole-v1"), env_word("/home/me/corridor.py:make_env")
+    ('CartPole-v1', 'corridor.make_env')
+    """
+    file, _, function = env.rpartition(":")
+    return f"{Path(file).stem}.{function}" if file.endswith(".py") else env
 
 
 def new_folder(wanted: Path) -> Path:

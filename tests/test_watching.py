@@ -415,6 +415,7 @@ def test_plots_group_runs_by_all_but_the_seed(own: Path, here: Path) -> None:
         ran("train", "reinforce", *FLAGS, "--seed", seed, "-q", "--eval-episodes", "0")
     ran("train", "reinforce", *FLAGS, "--env", f"{Path(__file__).parent / 'three_steps.py'}:make_env", "-q")
     folders = sorted(str(folder) for folder in Path("runs").iterdir())
+    assert any(folder.startswith("runs/three_steps.make_env__reinforce__local__") for folder in folders)
     assert ran("plot", *folders, "-o", "out/all.svg", "--title", "Some runs") == "plot out/all.svg\n"
     text = Path("out/all.svg").read_text()
     for word in ("CartPole-v1", "three_steps.py:make_env", "own · single_learner_coarse · process", "Some runs"):
