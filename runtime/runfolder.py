@@ -289,7 +289,7 @@ def own_values(row: dict[str, Any]) -> dict[str, float]:
 
 
 def event_names(row: dict[str, Any]) -> dict[str, float | None]:
-    """A row's numbers under CleanRL's names."""
-    losses = {f"losses/{name}": value for name, value in own_values(row).items()}
+    """A row's numbers under CleanRL's names. A logged value with the name of a column counts something: it is no loss."""
+    own = {f"{'charts' if name in COLUMNS else 'losses'}/{name}": value for name, value in own_values(row).items()}
     charts = {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"]}
-    return {**charts, **losses, EVALUATION: row.get("evaluation")}
+    return {**charts, **own, EVALUATION: row.get("evaluation")}
