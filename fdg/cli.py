@@ -26,6 +26,7 @@ from fdg import __version__, flame_cli, registry, tuned
 from fdg.cli_errors import Commands
 from fdg.cli_files import check_writable, write
 from fdg.cli_flags import (
+    check_replay,
     choose_replay,
     configure,
     count,
@@ -193,6 +194,7 @@ def train(
     state = None
     if resume is None:
         trainer, config = configure(ctx, target, settings)
+        check_replay(replay, trainer)
         if not quiet and not no_tuned and (taken := tuned.said(tuned.bundled(target.module), config)):
             typer.echo(taken)
     else:
@@ -215,7 +217,8 @@ def train(
             typer.echo(f"going on after turn {state['done']}{aside}")
     else:
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
-    runs.flags = {"algorithm": target.full_name, **{name: value for name, value in flags.items() if value is not None}}
+    given = {name: physical.get(name, value) for name, value in flags.items() if value is not None}
+    runs.flags = {"algorithm": target.full_name, **given}
     observers: list[Any] = [runs]
     try:
         with ExitStack() as stack:
@@ -255,7 +258,9 @@ def train(
 @app.command(name="eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a checkpoint in it.")],
-    episodes: Annotated[str, typer.Option(metavar="N", help="Episodes.")] = "100",
+    episodes: Annotated[
+        str | None, typer.Option(metavar="N", help="Episodes; by default as many as the run had at its end, or 100.")
+    ] = None,
     seed: Annotated[
         str | None, typer.Option(metavar="S", help="Seed of environments and actions; by default the run's.")
     ] = None,
@@ -267,8 +272,9 @@ def evaluate(
     home = run_folder_of(run)
     if not run.exists() or home is None or not (home / "config.json").is_file():
         raise UsageError(f"{run} is no run folder: name one that fdg train made, such as runs/CartPole-v1__dqn__…")
-    number = count("--episodes", episodes, 1)
     flags = previous_flags(home)
+    at_the_end = int(flags.get("eval_episodes", 0)) or 100
+    number = at_the_end if episodes is None else count("--episodes", episodes, 1)
     if "algorithm" not in flags:
         raise UsageError(f"{home / 'launch.json'} does not say which algorithm ran; it is of an older version")
     target = find_target(flags["algorithm"])
@@ -352,7 +358,7 @@ def compare(
     del options["engine"]
     if json_file is not None:
         check_writable(json_file)
-    trainer, config = configure(ctx, target, settings)
+    _, config = configure(ctx, target, settings)
     for policy in policies:  # refused before the first run, not after it
         project(target, policy, config.actors, config.replay_shards, options["workers"])
 
@@ -362,7 +368,7 @@ def compare(
     from fdg.runtime.runfolder import as_json
 
     rows = []
-    for row in compare(trainer, config, policies, engines, **options):
+    for row in compare(target.load_anew, config, policies, engines, **options):
         rows.append(row)
         if not quiet and Console(stderr=True).is_terminal:
             typer.echo(f"{row.name}: {row.result.metrics['seconds']:.1f} s", err=True)

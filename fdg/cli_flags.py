@@ -108,6 +108,20 @@ def choose_replay(ctx: typer.Context, resume: Path | None) -> None:
     ctx.params["replay_shards"] = shards or "4"
     if ctx.params["dist_policy"] is None and not ctx.params["local"]:
         ctx.params["dist_policy"] = "sharded_replay"
+    policy = registry.find_policy("local" if ctx.params["local"] else ctx.params["dist_policy"])
+    if policy.per(policy.fragment_of("buffer")) != "shard":
+        raise UsageError(
+            f"--replay sharded: the policy {policy.name!r} has the replay buffer in one place; write --dist-policy "
+            "sharded_replay, or leave --replay out"
+        )
+
+
+def check_replay(replay: str | None, trainer: type[Trainer]) -> None:
+    """Refuse `--replay` for a trainer without a replay buffer."""
+    from fdg.api import Trainer
+
+    if replay is not None and trainer.replay_buffer is Trainer.replay_buffer:
+        raise UsageError(f"--replay is {replay!r}, and {trainer.__name__} has no replay buffer; leave --replay out")
 
 
 def previous_flags(resume: Path | None) -> dict[str, Any]:

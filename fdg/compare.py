@@ -7,7 +7,7 @@ are not, the first difference is named: what crossed an edge in an iteration, if
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 
 from fdg.api import Trainer
 from fdg.capacity import size
-from fdg.config import Config
+from fdg.config import Config, make_config
 from fdg.runtime.forkserver import forkserver
 from fdg.runtime.run import Result, launch
 
@@ -62,16 +62,24 @@ class Row:
     def name(self) -> str:
         return f"{self.policy} on {self.engine}"
 
+    @property
+    def outcome(self) -> str:
+        if not self.difference:
+            return "equal"
+        if self.exact:
+            return "DIFFERS"
+        return "not compared" if self.result.metrics["learners_draw"] else "close"
+
     def as_dict(self) -> dict[str, Any]:
         """The run for a JSON file."""
         kept = ("seconds", "frames_per_second", "phases", "calls", "bytes", "frames", "params_sha256")
         own = {"policy": self.policy, "engine": self.engine, "exact": self.exact}
-        found = {"equal": not self.difference, "difference": self.difference or None}
+        found = {"equal": not self.difference, "outcome": self.outcome, "difference": self.difference or None}
         return own | found | {name: self.result.metrics[name] for name in kept}
 
 
 def compare(
-    trainer: type[Trainer],
+    load: Callable[[], type[Trainer]],
     config: Config,
     policies: Sequence[Any],
     engines: Sequence[str],
@@ -80,7 +88,11 @@ def compare(
     sample_parallelism: int = 1,
     **options: Any,
 ) -> Iterator[Row]:
-    """Run under each policy, on each engine; each run as it ends. `local` runs once, in this process."""
+    """Run under each policy, on each engine; each run as it ends. `local` runs once, in this process.
+
+    `load` gives the trainer for each run: what one run leaves in variables of the trainer's module, the next is not to see.
+    """
+    values = {name: getattr(config, name) for name in config.__dataclass_fields__}
     reference: Row | None = None
     with forkserver() if "process" in engines else nullcontext():
         for policy in policies:
@@ -89,7 +101,9 @@ def compare(
                 physical: dict[str, Any] = {}
                 if engine != "inprocess":
                     physical = {"workers": workers, "sample_parallelism": sample_parallelism}
-                result = launch(trainer, config, policy=policy, engine=engine, observers=[watch], **physical, **options)
+                trainer = load()
+                own = make_config(trainer.config_class(), values)
+                result = launch(trainer, own, policy=policy, engine=engine, observers=[watch], **physical, **options)
                 row = Row(policy.name, engine, not policy.replicated, result, "", watch)
                 reference = reference or row
                 row.difference = difference(reference, row)
@@ -104,24 +118,36 @@ def difference(reference: Row, row: Row) -> str:
         return ""
     parameters = f"the parameters differ by up to {furthest(expected, seen):.2g}"
     if not row.exact:
-        return f"{logged[1] + '; ' if logged else ''}{parameters}; this policy does not promise the same bits"
+        differs = f"{logged[1] + '; ' if logged else ''}{parameters}"
+        if seen.metrics["learners_draw"]:
+            return f"{differs}; not compared: `learn` draws random numbers, and each learner draws for its own rows"
+        return f"{differs}; this policy does not promise the same bits"
     turn, text = logged or (len(seen.history), parameters)
     for number, (left, right) in enumerate(zip(reference.watch.iterations, row.watch.iterations, strict=False)):
         if number > turn:
             break
         for edge in left:
             if edge in right and left[edge] != right[edge]:
-                return f"iteration {number}: {edge} carries another value" + (f"; {text}" if number == turn else "")
+                when = when_logged(expected.history, number)
+                return f"{when}: {edge} carries another value" + (f"; {text}" if number == turn else "")
     return text
+
+
+def when_logged(history: list[dict[str, Any]], turn: int) -> str:
+    """Up to which `log` something happened, by the step that was given to it."""
+    if turn < len(history):
+        return f"by iteration {history[turn]['iteration']}"
+    return f"after iteration {history[-1]['iteration']}" if history else "without a log"
 
 
 def different_logs(expected: list[dict[str, Any]], seen: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
     """What was logged otherwise, with the turn of the log."""
     for turn, (left, right) in enumerate(zip(expected, seen, strict=False)):
+        step = left["iteration"]
         left, right = ({**{n: row[n] for n in LOGGED}, **row["values"]} for row in (left, right))
         for name in dict.fromkeys([*left, *right]):
             if not same(left.get(name), right.get(name)):
-                yield turn, f"iteration {turn}: {name} is {right.get(name)}, expected {left.get(name)}"
+                yield turn, f"iteration {step}: {name} is {right.get(name)}, expected {left.get(name)}"
     if len(expected) != len(seen):
         yield min(len(expected), len(seen)), f"{len(seen)} logs, expected {len(expected)}"
 
@@ -171,13 +197,12 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells = [["policy", "engine", "result", "seconds", *phases, "calls", "bytes", "frames/s"]]
     for number, row in enumerate(rows):
         metrics = row.result.metrics
-        outcome = "equal" if not row.difference else "DIFFERS" if row.exact else "close"
         spent = [metrics["seconds"], *(metrics["phases"][name] for name in phases)]
         cells.append(
             [
                 row.policy,
                 row.engine,
-                "reference" if not number else outcome,
+                "reference" if not number else row.outcome,
                 *(f"{seconds:.2f}" for seconds in spent),
                 str(sum(metrics["calls"].values())),
                 size(sum(metrics["bytes"].values())),

@@ -193,6 +193,8 @@ def summary(metrics: dict[str, Any]) -> list[str]:
     ]
     if get("mean_reward") is not None:
         lines.append(f"  mean_reward    {metrics['mean_reward']:.1f}")
+    if get("not_finite"):
+        lines.append(f"  not finite     {metrics['not_finite']}")
     phases, total = get("phases") or {}, get("seconds") or 0.0
     if phases and total > 0:
         shares = {**phases, "other": max(0.0, total - sum(phases.values()))}

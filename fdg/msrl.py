@@ -17,7 +17,7 @@ from fdg.runtime.evaluation import Evaluator, evaluate_apart
 from fdg.runtime.replay import ReplayBuffer
 from fdg.runtime.rows import Rows
 from fdg.runtime.streams import Streams, derive_seed
-from fdg.runtime.values import Varying, copied, join
+from fdg.runtime.values import UNBOUND, Varying, copied, join
 from fdg.update import captured
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
@@ -249,7 +249,7 @@ class MSRL:
 
     # driver
 
-    def log(self, step: int, value: Any = None, **metrics: Any) -> None:
+    def log(self, step: int, value: Any = UNBOUND, **metrics: Any) -> None:
         """Record values of one iteration: `log(i, loss)`, `log(i, loss=…, entropy=…)` or `log(i, {…})`."""
         assert self._log is not None
         self._log(step, value, metrics)

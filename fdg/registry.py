@@ -98,6 +98,13 @@ class Target(Source):
             ) from error
         return cls
 
+    def load_anew(self) -> type[Trainer]:
+        """Import the user's file once more, so that the variables of its module are as they were at first."""
+        for name, module in list(sys.modules.items()):
+            if not self.module and getattr(module, "__file__", None) == self.file:
+                del sys.modules[name]
+        return self.load()
+
     def light_config(self) -> type[Config] | None:
         """The config class of a bundled algorithm, without the rest of its file, which imports torch for seconds.
 

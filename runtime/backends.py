@@ -274,7 +274,7 @@ class SyncRows(_Readable):
             first = self.vector.reset(seed=seeds)[0]  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             if not _is_environments_own(error):
-                raise self._no_reset(error) from error
+                raise self._no_reset(getattr(self.vector, "_env_obs", ()), error) from error
             raise
         if not self._watched:
             self._watch(each)
@@ -307,11 +307,13 @@ class SyncRows(_Readable):
         for row in np.flatnonzero(ended).tolist():
             if self._recorder is not None:
                 self._recorder.resets(row)
+            begun = None
             try:
-                first[row] = self.vector.envs[row].reset()[0]
+                begun = self.vector.envs[row].reset()[0]
+                first[row] = begun
             except (ValueError, TypeError) as error:
                 if not _is_environments_own(error):
-                    raise self._no_reset(error) from error
+                    raise self._no_reset([begun], error) from error
                 raise
 
     def begin(self, count: int, done: torch.Tensor, first: torch.Tensor) -> None:
@@ -351,19 +353,25 @@ class SyncRows(_Readable):
         if len(seen) != 5:
             old = ", as Gym's did before version 0.26" if len(seen) == 4 else ""
             return UsageError(f"{self._id}: step returned {len(seen)} values{old}: {write} from it")
-        shape, wanted = list(np.shape(seen[0])), list(self._shape[1:])
-        if shape != wanted:
-            return UsageError(
-                f"{self._id}: step returned an observation of shape {shape}, and observation_space says {wanted}: make the "
-                "two the same"
-            )
-        return UsageError(
+        return self._other_shape("step", seen[0]) or UsageError(
             f"{self._id}: step returned {', '.join(type(part).__name__ for part in seen)} ({error}): {write} from it, a number and "
             "two bools beside the observation"
         )
 
-    def _no_reset(self, error: Exception) -> UsageError:
-        """What is wrong with `reset` of an environment, by how it failed."""
+    def _other_shape(self, call: str, observation: Any) -> UsageError | None:
+        shape, wanted = list(np.shape(observation)), list(self._shape[1:])
+        if shape == wanted:
+            return None
+        return UsageError(
+            f"{self._id}: {call} returned an observation of shape {shape}, and observation_space says {wanted}: make the "
+            "two the same"
+        )
+
+    def _no_reset(self, seen: Sequence[Any], error: Exception) -> UsageError:
+        """What is wrong with `reset` of an environment, by the observations it gave and how it failed."""
+        for observation in seen:
+            if observation is not None and (other := self._other_shape("reset", observation)):
+                return other
         return UsageError(
             f"{self._id}: reset cannot be used ({error}): write def reset(self, *, seed=None, options=None), and return "
             f"observation, info from it, the observation of shape {list(self._shape[1:])} as observation_space says"

@@ -74,6 +74,8 @@ class Coordinator:
         self.version = 0
         self.compiled = 0
         """Updates of the learner that compiled code made."""
+        self.learners_draw = False
+        """Whether one of several learners was seen to draw random numbers in `learn`."""
         self.known: dict[InstanceKey, int] = {}
         """The version of the weights that each instance has."""
         self.learner = next((name for name, part in graph.fragments.items() if "learner" in part.components), "")
@@ -364,6 +366,7 @@ class Coordinator:
             if task.instance[:2] == (self.learner, "one"):
                 self.version = report["version"]
                 self.compiled = report.get("compiled", 0)
+            self.learners_draw = self.learners_draw or report.get("draws", False)
             if report.get("reduced"):
                 edge = self.graph.edge(self.learner, self.learner, "gradients")
                 if edge is None:

@@ -179,7 +179,7 @@ class Instance:
         seen: dict[str, Any] = {"phases": dict(record.phases), "version": self.msrl.version}
         record.phases.update(dict.fromkeys(record.phases, 0.0))
         if self.msrl.replica is not None:
-            seen["reduced"] = self.msrl.replica.take_bytes()
+            seen.update(reduced=self.msrl.replica.take_bytes(), draws=self.msrl.replica.draws)
         if self.msrl.captures is not None:
             seen["compiled"] = self.msrl.compiled()
         if env is not None:

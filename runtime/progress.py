@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +12,10 @@ import torch
 from tensordict import TensorDictBase
 
 from fdg.config import Config
+from fdg.errors import UsageError
 from fdg.runtime.coordinator import Count
 from fdg.runtime.environments import Environment
+from fdg.runtime.values import UNBOUND
 
 RECENT = 100
 """Episodes whose mean return is shown during training."""
@@ -20,8 +24,8 @@ RECENT = 100
 class Progress:
     """Counts frames and episodes over all environments, and turns `log` calls into rows."""
 
-    def __init__(self, config: Config, observers: Sequence[Any]) -> None:
-        self.config, self.observers = config, observers
+    def __init__(self, config: Config, observers: Sequence[Any], notice: Callable[[str], None]) -> None:
+        self.config, self.observers, self.notice = config, observers, notice
         self.environments: Sequence[Environment | Count] = []
         self.history: list[dict[str, Any]] = []
         self.returns: list[float] = []
@@ -33,6 +37,10 @@ class Progress:
         """Seconds of the run before it was resumed."""
         self.reported = 0
         """Rows that observers have seen: a run that goes back to a checkpoint makes some of them again."""
+        self.not_finite = ""
+        """The first value that was nan or infinite, in words."""
+        self.given = False
+        """Whether `log` was ever given a value, if only None."""
         self.eval_every = 0
         """Rows between two evaluations; 0: none."""
         self.evaluate: Callable[[], list[float] | None] = lambda: None
@@ -60,6 +68,7 @@ class Progress:
         self.history[:], self.returns = state["history"], list(state["returns"])
         self.told, self.episodes = state["told"], state["episodes"]
         self.seconds_before = state["seconds"]
+        self.not_finite = next(filter(None, map(not_finite, self.history)), "")
 
     def drain(self) -> None:
         for environment in self.environments:
@@ -76,7 +85,9 @@ class Progress:
 
     def log(self, step: int, value: Any, metrics: dict[str, Any]) -> None:
         self.drain()
-        values = plain_numbers(value, metrics)
+        given = metrics if value is UNBOUND else {"": value, **metrics}
+        self.given = self.given or bool(given)
+        values = plain_numbers(given)
         self.told = values.get("episodic_return", self.told)
         seconds = self.seconds()
         frames = self.frames()
@@ -95,6 +106,9 @@ class Progress:
             row["evaluation"] = sum(returns) / len(returns)
         if len(self.history) > self.reported:
             self.reported = len(self.history)
+            if not self.not_finite and (found := not_finite(row)):
+                self.not_finite = found
+                self.notice(f"{found}; the run goes on, and what it learns from there may be worth nothing")
             for observer in self.observers:
                 observer.on_log(row)
             if returns:
@@ -113,8 +127,20 @@ class Progress:
                 observer.on_evaluation(about)
 
 
-def plain_numbers(value: Any, metrics: dict[str, Any]) -> dict[str, float]:
-    """Logged values as plain numbers: tensors by their mean, TensorDicts and dicts entry by entry."""
+def not_finite(row: dict[str, Any]) -> str:
+    """The first number of a row that is nan or infinite, in words; empty if there is none."""
+    for name, value in [*row["values"].items(), ("episodic_return", row["episodic_return"])]:
+        if value is not None and not math.isfinite(value):
+            return f"{name} is {value} at iteration {row['iteration']}"
+    return ""
+
+
+def plain_numbers(given: dict[str, Any]) -> dict[str, float]:
+    """Logged values as plain numbers: tensors and lists by their mean, TensorDicts and dicts entry by entry; not None.
+
+    Raises:
+        UsageError: for a value that is no number and holds none.
+    """
     out: dict[str, float] = {}
 
     def put(name: str, item: Any) -> None:
@@ -129,11 +155,15 @@ def plain_numbers(value: Any, metrics: dict[str, Any]) -> dict[str, float]:
                 out[name or "loss"] = float(number if number.numel() == 1 else number.double().mean())
         elif isinstance(item, (bool, int, float)) or hasattr(item, "__float__"):
             out[name or "loss"] = float(item)
-        elif isinstance(item, (list, tuple)) and item and all(isinstance(part, (bool, int, float)) for part in item):
-            out[name or "loss"] = sum(map(float, item)) / len(item)
+        elif isinstance(item, (list, tuple)) and all(isinstance(part, (bool, int, float)) for part in item):
+            if item:
+                out[name or "loss"] = sum(map(float, item)) / len(item)
+        elif item is not None:
+            raise UsageError(
+                f"self.msrl.log: {name or 'the value'} is {reprlib.repr(item)}, a {type(item).__name__}; "
+                "log numbers, tensors, lists of numbers, or dicts of these"
+            )
 
-    if value is not None:
-        put("", value)
-    for name, item in metrics.items():
+    for name, item in given.items():
         put(name, item)
     return out

@@ -251,6 +251,8 @@ class Replica:
         """Bytes of gradients summed since somebody asked."""
         self.split: Split = Split((), group.rank, group.size)
         self.gradients = Gradients(trainable(learner), self._sum)
+        self.draws = False
+        """Whether `learn` draws random numbers, so that it cannot be compared with one learner's."""
         self.seen: list[torch.Tensor] | None = None
         """Gradients of the current update, while they are to be compared."""
 
@@ -275,6 +277,7 @@ class Replica:
         rehearsed = None
         if self.updates <= REHEARSALS and self.group.rank == 0:
             rehearsed = rehearse(self.learner, args, kwargs)
+            self.draws = self.draws or rehearsed is None
         self.seen = None if rehearsed is None else []
         parts, named = split.arguments
         with shared(self), self.gradients:

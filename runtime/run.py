@@ -242,7 +242,7 @@ class Run:
     ) -> None:
         self.trainer_class, self.config, self.policy, self.options = trainer_class, config, policy, options
         self.session = session
-        self.progress = Progress(config, observers)
+        self.progress = Progress(config, observers, session.notice)
         self.progress.reported = session.reported
         self.observers = observers
         self.engine: Engine | None = None
@@ -437,6 +437,10 @@ class Run:
             parameters = parameters_of(msrl._learner) if msrl._learner is not None else {}
         else:
             parameters = coordinator.engine.parameters()
+        if phases["learn"] and self.progress.given and not any(row["values"] for row in self.progress.history):
+            self.session.notice(
+                "no number was logged in this run, only None: let `learn` return a loss or a dict of losses"
+            )
         self.save_policy(msrl)
         for observer in self.observers if self.options.eval_episodes else ():
             if hasattr(observer, "on_final_evaluation"):
@@ -458,11 +462,13 @@ class Run:
             "threads": torch.get_num_threads(),
             "fused": bool(coordinator and graph and any(part.fused for part in graph.fragments.values())),
             "compiled_updates": msrl.compiled() if coordinator is None else coordinator.compiled,
+            "learners_draw": coordinator is not None and coordinator.learners_draw,
             "frames": self.progress.frames(),
             "episodes": self.progress.episodes,
             "seconds": seconds,
             "frames_per_second": self.progress.frames() / seconds if seconds else 0.0,
             "mean_reward": mean,
+            "not_finite": self.progress.not_finite or None,
             "phases": phases,
             "bytes": {f"{e.source}->{e.target}:{e.value}": e.bytes for e in graph.edges}
             if coordinator and graph

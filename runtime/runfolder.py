@@ -61,7 +61,7 @@ class RunFolder:
     """
 
     def __init__(self, log_dir: str | Path, env: str, algo: str, policy: str, seed: int) -> None:
-        words = [env, algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
+        words = [env_word(env), algo, policy, str(seed), time.strftime("%Y%m%d-%H%M%S")]
         self.path = Path(log_dir) / "__".join(re.sub(r"[^\w.=-]+", "-", word) for word in words)
         self.flags: dict[str, Any] = {}
         """How the run is launched, kept for when it goes on."""
@@ -176,6 +176,16 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)  # it failed before the first row: nothing to keep
 
 
+def env_word(env: str) -> str:
+    """An environment in the name of a folder.
+
+    >>> env_word("CartPole-v1"), env_word("/home/me/corridor.py:make_env")
+    ('CartPole-v1', 'corridor.make_env')
+    """
+    file, _, function = env.rpartition(":")
+    return f"{Path(file).stem}.{function}" if file.endswith(".py") else env
+
+
 def new_folder(wanted: Path) -> Path:
     """Make a folder of that name, or with a number behind it if two runs start in the same second."""
     number, parent = 1, wanted.parent
@@ -286,7 +296,7 @@ def own_values(row: dict[str, Any]) -> dict[str, float]:
 
 
 def event_names(row: dict[str, Any]) -> dict[str, float | None]:
-    """A row's numbers under CleanRL's names."""
-    losses = {f"losses/{name}": value for name, value in own_values(row).items()}
+    """A row's numbers under CleanRL's names. A logged value with the name of a column counts something: it is no loss."""
+    own = {f"{'charts' if name in COLUMNS else 'losses'}/{name}": value for name, value in own_values(row).items()}
     charts = {"charts/SPS": row["frames_per_second"], "charts/episodic_return": row["episodic_return"]}
-    return {**charts, **losses, EVALUATION: row.get("evaluation")}
+    return {**charts, **own, EVALUATION: row.get("evaluation")}

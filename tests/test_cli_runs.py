@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_cli import fdg, here, ran, refused  # noqa: F401
 
+from fdg.compare import Row, Watch, difference
 from fdg.runtime.forkserver import ForkServer, forkserver
+from fdg.runtime.run import Result
 from fdg.runtime.runfolder import RunFolder
 
 SMALL = (
@@ -408,10 +411,89 @@ def test_compare_names_the_first_difference(here: Path) -> None:  # noqa: F811
     assert re.search(r"^single_learner_coarse +process +DIFFERS", result.stdout, re.M)
     said = next(line for line in result.stdout.splitlines() if "carries another value" in line)
     assert re.fullmatch(
-        r"single_learner_coarse on process: iteration (\d): learner → driver `loss` carries another value; "
+        r"single_learner_coarse on process: by iteration (\d): learner → driver `loss` carries another value; "
         r"iteration \1: loss is [\d.e-]+, expected [\d.e-]+",
         said,
     )
+
+
+@pytest.mark.parametrize(
+    "turn, said",
+    [
+        (1, "by iteration 7: learner → driver `loss` carries another value; iteration 7: loss is 2.0, expected 1.0"),
+        (2, "after iteration 7: learner → driver `loss` carries another value; the parameters differ by up to 1"),
+    ],
+)
+def test_compare_names_the_step_that_was_logged(turn: int, said: str) -> None:
+    """A trainer that logs iterations 5 and 7 only."""
+
+    def row(value: float) -> Row:
+        losses = [1.0, value if turn == 1 else 1.0]
+        counts = dict(frames=0, episodes=0, episodic_return=None)
+        history = [dict(iteration=i, values={"loss": x}, **counts) for i, x in zip((5, 7), losses, strict=True)]
+        metrics = {"params_sha256": str(value), "learners_draw": False}
+        result = Result(None, None, metrics, history, {"weight": torch.tensor(value)})  # type: ignore[arg-type]
+        watch = Watch()
+        watch.iterations = [{"learner → driver `loss`": {str(value if at == turn else 0)}} for at in range(3)]
+        return Row("single_learner_coarse", "process", True, result, watch=watch)
+
+    assert difference(row(1.0), row(2.0)) == said
+
+
+GLOBAL = """
+from fdg.algorithms.dqn import DQN, QLearner
+
+COUNT = 0
+
+class Counting(QLearner):
+    def learn(self, batch):
+        global COUNT
+        COUNT += 1
+        batch["next", "reward"] *= 0.9 ** COUNT
+        return super().learn(batch)
+
+class Counted(DQN):
+    def agent(self, spec):
+        agent = super().agent(spec)
+        agent.learner.__class__ = Counting
+        return agent
+"""
+
+
+def test_compare_begins_each_run_with_the_module_as_it_was(here: Path) -> None:  # noqa: F811
+    Path("counted.py").write_text(GLOBAL)
+    places = ("--dist-policy", "local,single_learner_coarse", "--engine", "inprocess,process")
+    said = ran("compare", "counted.py", *SMALL[:-2], "--iterations", "3", *places)
+    assert [line.split()[2] for line in said.splitlines()[1:4]] == ["reference", "equal", "equal"]
+
+
+NOISY = """
+import torch
+from fdg import Agent
+from fdg.algorithms.reinforce import REINFORCE, PolicyLearner
+
+class Noise(PolicyLearner):
+    def learn(self, rows):
+        rows["return"] = rows["return"] + torch.rand_like(rows["return"])
+        return super().learn(rows)
+
+class Noisy(REINFORCE):
+    def agent(self, spec):
+        actor = super().agent(spec).actor
+        return Agent(actor, Noise(actor.policy, self.config))
+"""
+
+
+def test_compare_says_what_it_cannot_compare(here: Path) -> None:  # noqa: F811
+    Path("noisy.py").write_text(NOISY)
+    sizes = ("--actors", "2", "--envs", "2", "--episodes-per-iter", "4", "--hidden-dim", "8", "--iterations", "2")
+    places = ("--dist-policy", "local,multi_learner", "--engine", "process", "--workers", "2")
+    for algorithm, outcome in (("noisy.py", "not compared"), ("reinforce", "close")):
+        said = ran("compare", algorithm, *sizes, *places, "--json", "c.json")
+        assert re.search(rf"^multi_learner +process +{outcome} +\d", said, re.M)
+        reason = "not compared: `learn` draws random numbers, and each learner draws for its own rows\n"
+        assert (reason in said) == (outcome == "not compared")
+        assert json.loads(Path("c.json").read_text())["runs"][1]["outcome"] == outcome
 
 
 def test_compare_refuses_before_it_runs(here: Path) -> None:  # noqa: F811

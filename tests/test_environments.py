@@ -186,11 +186,24 @@ def test_steps_that_return_something_else(returned: object, words: str) -> None:
 
 
 def test_resets_that_return_something_else() -> None:
-    for reset in (lambda: (OBSERVATION, {}), lambda **_: OBSERVATION, lambda **_: (OBSERVATION[:2], {})):
+    for reset in (lambda: (OBSERVATION, {}), lambda **_: OBSERVATION):
         env = three()
         env._rows.vector.envs[1].reset = reset
         with pytest.raises(UsageError, match=r"make_env: reset cannot be used .* of shape \[3\]"):
             env.reset()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "next"])
+def test_resets_with_an_observation_of_another_shape(first: bool) -> None:
+    env = three()
+    td = None if first else env.reset()
+    env._rows.vector.envs[1].reset = lambda **_: (OBSERVATION[:2], {})
+    words = r"make_env: reset returned an observation of shape \[2\], and observation_space says \[3\]"
+    with pytest.raises(UsageError, match=words):
+        if td is None:
+            env.reset()
+        for _ in range(3):  # an episode
+            td = step_mdp(env.step(with_action(td, 0, 0)))
 
 
 def test_errors_of_an_environment_stay_its_own() -> None:

@@ -132,6 +132,11 @@ def test_seed_minus_one_is_any_seed() -> None:
     [
         ("--replay shardd", "did you mean 'sharded'"),
         ("--replay simple --replay-shards 4", "--replay simple has one shard, and --replay-shards is 4"),
+        ("--local --replay sharded", "the policy 'local' has the replay buffer in one place"),
+        (
+            "--dist-policy single_learner_coarse --replay sharded",
+            "'single_learner_coarse' has the replay buffer in one",
+        ),
         ("--local --dist-policy sharded_replay", "disagree"),
         ("--actors 2 --workers 2", "under the policy 'local' everything is in one process; write --dist-policy"),
         ("--collections none", "collections is 'none'; expected int"),
@@ -141,3 +146,9 @@ def test_what_cannot_be_meant_is_refused(words: str, message: str, here: Path) -
     done = CliRunner().invoke(app, ["train", "dqn", *words.split()])
     assert done.exit_code == 2 and message in done.stderr
     assert not Path("runs").exists()
+
+
+def test_replay_is_for_algorithms_that_have_a_buffer(here: Path) -> None:
+    done = CliRunner().invoke(app, ["train", "reinforce", "--replay", "sharded"])
+    assert done.exit_code == 2 and not Path("runs").exists()
+    assert done.stderr == "error: --replay is 'sharded', and REINFORCE has no replay buffer; leave --replay out\n"

@@ -15,9 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 import fdg
-from fdg.algorithms.reinforce import REINFORCE, PolicyActor
+from fdg.algorithms.reinforce import REINFORCE, PolicyActor, PolicyLearner
 from fdg.cli import app
-from fdg.errors import UsageError
+from fdg.console import summary
+from fdg.errors import UsageError, users_place
 from fdg.plot import draw, read_run
 from fdg.runtime.forkserver import forkserver
 from fdg.runtime.run import Result, launch
@@ -97,6 +98,112 @@ def learned(result: Result) -> Any:
 
 def evaluated(result: Result) -> list[Any]:
     return [row.get("evaluation") for row in result.history]
+
+
+# ---- what is logged
+
+
+class Answering(PolicyLearner):
+    """Answers something else than its losses."""
+
+    def __init__(self, *parts: Any, answers: list[Any]) -> None:
+        super().__init__(*parts)
+        self.answers = answers
+
+    def learn(self, rows: Any) -> Any:
+        super().learn(rows)
+        return self.answers[min(self.updates, len(self.answers)) - 1]
+
+
+class Answers(REINFORCE):
+    answers: list[Any] = [None]
+
+    def agent(self, spec: Any) -> Any:
+        actor = super().agent(spec).actor
+        return fdg.Agent(actor, Answering(actor.policy, self.config, answers=self.answers))
+
+
+class Diverges(Answers):
+    answers = [
+        {"loss": 1.0, "spread": 2.0},
+        {"loss": 1.0, "spread": float("inf")},
+        {"loss": float("nan"), "spread": 2.0},
+    ]
+
+
+class Silent(Answers):
+    """Logs None once, and nothing once."""
+
+    def train(self) -> None:
+        super().train()
+        self.msrl.log(self.config.iterations)
+
+
+class LateAnswers(Answers):
+    answers = [None, None, 0.5]
+
+
+class Unlogged(Answers):
+    """Logs no value, be it None."""
+
+    def train(self) -> None:
+        td = self.msrl.env_reset()
+        td = self.msrl.env_step(self.msrl.agent_act(td))
+        td["return"] = td["next", "reward"].squeeze(-1)
+        self.msrl.agent_learn(td)
+        self.msrl.log(0)
+
+
+class Words(Answers):
+    answers = [{"loss": 1.0, "state": {"now": "done"}}]
+
+
+class Functions(Answers):
+    answers = [len]
+
+
+@pytest.mark.parametrize("policy, engine", PLACES)
+def test_the_first_value_that_is_not_finite_is_told(policy: str, engine: str) -> None:
+    told: list[str] = []
+    result = launch(Diverges, policy=policy, engine=engine, notice=told.append, **SMALL)
+    assert len(result.history) == 4 and result.metrics["not_finite"] == "spread is inf at iteration 1"
+    assert told == ["spread is inf at iteration 1; the run goes on, and what it learns from there may be worth nothing"]
+    assert "  not finite     spread is inf at iteration 1" in summary(result.metrics)
+
+
+def test_finite_values_are_not_told(unwatched: Result) -> None:
+    assert unwatched.metrics["not_finite"] is None
+    assert not any("not finite" in line for line in summary(unwatched.metrics))
+
+
+def test_a_run_that_goes_on_knows_what_was_not_finite(here: Path) -> None:
+    told: list[str] = []
+    launch(Diverges, checkpoint_every=3, folder=here, notice=told.append, **SMALL)
+    again = launch(Diverges, resume=here / "checkpoints" / "00000003.fdg", notice=told.append)
+    assert len(told) == 1 and again.metrics["not_finite"] == "spread is inf at iteration 1"
+
+
+@pytest.mark.parametrize(
+    "trainer, notices", [(Silent, 1), (LateAnswers, 0), (Unlogged, 0)], ids=["none", "none at first", "no value"]
+)
+@pytest.mark.parametrize("policy", ["local", "single_learner_coarse"])
+def test_a_run_that_only_logged_none_says_so(trainer: Any, notices: int, policy: str) -> None:
+    told: list[str] = []
+    launch(trainer, policy=policy, notice=told.append, **SMALL)
+    said = "no number was logged in this run, only None: let `learn` return a loss or a dict of losses"
+    assert told == [said] * notices
+
+
+@pytest.mark.parametrize(
+    "trainer, seen", [(Words, "state/now is 'done', a str"), (Functions, "the value is <built-in ")]
+)
+@pytest.mark.parametrize("policy", ["local", "single_learner_coarse"])
+def test_what_is_no_number_cannot_be_logged(trainer: Any, seen: str, policy: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        launch(trainer, policy=policy, **SMALL)
+    assert f"self.msrl.log: {seen}" in str(refusal.value)
+    assert str(refusal.value).endswith("; log numbers, tensors, lists of numbers, or dicts of these")
+    assert users_place(refusal.value).endswith(": self.msrl.log(i, metrics)")
 
 
 # ---- evaluation and callbacks
@@ -257,7 +364,7 @@ def test_event_names_are_cleanrls(own: Path) -> None:
 
     events = EventAccumulator(str(own)).Reload()
     tags = set(events.Tags()["scalars"])
-    assert tags >= {"charts/episodic_return", "charts/SPS", "losses/loss", "eval/episodic_return"}
+    assert tags == {"charts/episodic_return", "charts/SPS", "charts/episodes", "losses/loss", "eval/episodic_return"}
     frames = [int(row["frames"]) for row in csv.DictReader((own / "metrics.csv").open())]
     assert [event.step for event in events.Scalars("eval/episodic_return")] == [frames[1], frames[3], frames[3]]
     assert [event.step for event in events.Scalars("losses/loss")] == frames
@@ -265,7 +372,7 @@ def test_event_names_are_cleanrls(own: Path) -> None:
 
 def test_eval_tells_what_the_run_learned(own: Path) -> None:
     mean = json.loads((own / "metrics.json").read_text())["mean_reward"]
-    said = ran("eval", str(own), "--episodes", "6", "--json", "e.json")
+    said = ran("eval", str(own), "--json", "e.json")  # as many episodes as at the run's end
     assert f"own on CartPole-v1: mean return {mean:.1f} ± " in said
     told = json.loads(Path("e.json").read_text())
     assert told["mean_return"] == mean == sum(told["returns"]) / 6
@@ -276,6 +383,20 @@ def test_eval_tells_what_the_run_learned(own: Path) -> None:
     assert f"mean return {float(rows[1]['eval/episodic_return']):.1f} " in middle
     (own / "policy.fdg").unlink()
     assert f"mean return {mean:.1f} " in ran("eval", str(own), "--episodes", "6")  # of the newest checkpoint
+
+
+def test_numbers_of_a_launch_are_numbers_and_older_ones_are_read(own: Path) -> None:
+    file = own / "launch.json"
+    flags = json.loads(file.read_text())
+    assert (flags["eval_episodes"], flags["workers"], flags["deadline"]) == (6, 2, 60.0)
+    texts = {name: str(value) if type(value) in (int, float) else value for name, value in flags.items()}
+    file.write_text(json.dumps(texts))
+    assert "over 6 episodes" in ran("eval", str(own))
+    ran("train", "--resume", str(own), "--iterations", "5")
+    assert json.loads(file.read_text()) == flags
+    for none in ({"eval_episodes": 0}, {}):
+        file.write_text(json.dumps({"algorithm": flags["algorithm"], **none}))
+        assert "over 100 episodes" in ran("eval", str(own))
 
 
 def test_eval_says_what_is_wrong(own: Path) -> None:
@@ -294,6 +415,7 @@ def test_plots_group_runs_by_all_but_the_seed(own: Path, here: Path) -> None:
         ran("train", "reinforce", *FLAGS, "--seed", seed, "-q", "--eval-episodes", "0")
     ran("train", "reinforce", *FLAGS, "--env", f"{Path(__file__).parent / 'three_steps.py'}:make_env", "-q")
     folders = sorted(str(folder) for folder in Path("runs").iterdir())
+    assert any(folder.startswith("runs/three_steps.make_env__reinforce__local__") for folder in folders)
     assert ran("plot", *folders, "-o", "out/all.svg", "--title", "Some runs") == "plot out/all.svg\n"
     text = Path("out/all.svg").read_text()
     for word in ("CartPole-v1", "three_steps.py:make_env", "own · single_learner_coarse · process", "Some runs"):
