@@ -382,7 +382,7 @@ class Run:
     def boundary(self, point: Point, trainer: Any, msrl: MSRL) -> None:
         """Between two turns of the outermost loop: a checkpoint if one is due, and the end if it was asked for."""
         if not self.session.due(point):
-            if self.session.done == 1 and self.session.folder is not None:
+            if self.session.done == 1 and self.session.folder is not None and not self.session.why:
                 self.foresee(point)
             return
         skipped = self.shared_attributes
@@ -396,9 +396,7 @@ class Run:
         except CheckpointError as error:
             if not self.session.stopping:
                 raise
-            self.save_policy(msrl)
-            reason = "" if self.session.why else f" ({error})"
-            self.session.notice(f"stopped without a checkpoint{reason}; the policy is kept for fdg eval")
+            self.stopped(msrl, "without a checkpoint" + ("" if self.session.why else f" ({error})"))
             raise Stop from None
         for observer in self.observers:
             if hasattr(observer, "on_checkpoint"):
@@ -408,11 +406,10 @@ class Run:
 
     def foresee(self, point: Point) -> None:
         """Say early if there can be no checkpoint, since a local variable cannot be kept."""
-        remote = (
-            () if self.coordinator is None else (Handle, Varying, list, tuple, dict)
-        )  # what may hold a fragment's values
+        elsewhere = () if self.coordinator is None else (Handle, Varying, list, tuple, dict)  # may be in a fragment
+        at_hand = {name: value for name, value in point.values.items() if not isinstance(value, elsewhere)}
         try:
-            encode({name: value for name, value in point.values.items() if not isinstance(value, remote)}, copy=False)
+            encode(at_hand, copy=False)
         except CheckpointError as error:
             self.session.why = str(error)
             self.session.notice(f"this run can have no checkpoint: {error}")
@@ -420,9 +417,13 @@ class Run:
     def interrupted(self, msrl: MSRL) -> None:
         """Ctrl-C in the middle of a turn: the policy is kept as it is, where it is at hand."""
         if self.progress.history and (self.engine is None or self.engine.name == "inprocess"):
-            self.save_policy(msrl)
-            reason = f"without a checkpoint ({self.session.why})" if self.session.why else "in the middle of a turn"
-            self.session.notice(f"stopped {reason}; the policy is kept for fdg eval")
+            why = self.session.why
+            self.stopped(msrl, f"without a checkpoint ({why})" if why else "in the middle of an iteration")
+
+    def stopped(self, msrl: MSRL, how: str) -> None:
+        """Keep the policy of a run that has no checkpoint of its last iteration, and say so."""
+        kept = "; the policy is kept for fdg eval" if self.save_policy(msrl) else ""
+        self.session.notice(f"stopped {how}{kept}")
 
     def result(self, trainer: Any, returned: Any, msrl: MSRL, graph: Graph | None) -> Result:
         coordinator = self.coordinator
@@ -495,10 +496,10 @@ class Run:
     def phases(self, msrl: MSRL) -> dict[str, float]:
         return msrl.record.phases if self.coordinator is None else self.coordinator.phases
 
-    def save_policy(self, msrl: MSRL) -> None:
-        """Keep the policy in the run folder, for `fdg eval`."""
+    def save_policy(self, msrl: MSRL) -> bool:
+        """Keep the policy in the run folder, for `fdg eval`; whether there is one that can be kept."""
         if self.session.folder is None:
-            return
+            return False
         try:
             if self.coordinator is not None:
                 state = self.coordinator.engine.policy_state()
@@ -508,8 +509,10 @@ class Run:
                 checkpoint.save(
                     Path(self.session.folder) / POLICY, {"trainer": self.trainer_class.__name__, "actor": state}
                 )
+            return state is not None
         except CheckpointError as error:
             self.session.notice(f"the policy is not kept for fdg eval: {error}")
+            return False
 
     def start_engine(self, parts: Parts) -> Engine:
         if self.options.engine == "inprocess" or self.policy.name == "local":
