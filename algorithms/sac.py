@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, step_mdp
-from fdg.algorithms.td3 import ActionBounds, Critics, bootstrapped, follow
+from fdg.algorithms.td3 import ActionBounds, Critics, bootstrapped, follow, normalized, normalizer
 from fdg.networks import MLP
 
 LOG_STD = (-20.0, 2.0)
@@ -51,6 +51,8 @@ class SACConfig(Config):
     """Units in each of the two hidden layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
+    norm_obs: bool = False
+    """Shift and scale observations by their mean and spread in the batches learned from."""
     policy_frequency: int = 1
     """Gradient steps of the critics for each of the policy and the temperature."""
     alpha: float = 1.0
@@ -101,23 +103,26 @@ class Policy(nn.Module):
 class SamplingActor(Actor):
     """Samples from the policy, or in the beginning takes random actions."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, normalize: nn.Module) -> None:
+        self.policy, self.normalize = policy, normalize
 
     def act(self, td: TensorDict, random: bool) -> TensorDict:
-        td["action"] = self.policy.bounds.random(len(td)) if random else self.policy.sample(td["observation"])[0]
+        if random:
+            td["action"] = self.policy.bounds.random(len(td))
+        else:
+            td["action"] = self.policy.sample(self.normalize(td["observation"]))[0]
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.policy(td["observation"])
+        td["action"] = self.policy(self.normalize(td["observation"]))
         return td
 
 
 class SACLearner(Learner):
     """Learns values of reward and entropy together, and a policy in proportion to them."""
 
-    def __init__(self, policy: Policy, critics: Critics, config: SACConfig) -> None:
-        self.config, self.policy, self.critics = config, policy, critics
+    def __init__(self, policy: Policy, critics: Critics, normalize: nn.Module, config: SACConfig) -> None:
+        self.config, self.policy, self.critics, self.normalize = config, policy, critics, normalize
         self.target_critics = deepcopy(critics).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(config.alpha)), requires_grad=config.autotune)
         self.target_entropy = -policy.bounds.dim if config.target_entropy is None else config.target_entropy
@@ -127,6 +132,7 @@ class SACLearner(Learner):
 
     def learn(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         self.critic_optimizer.lr = self.policy_optimizer.lr = self.config.lr  # a run may go on with another
+        batch = normalized(batch, self.normalize)
         losses = {"critic_loss": self.update(self.critic_loss, batch, optimizer=self.critic_optimizer)}
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
@@ -167,7 +173,8 @@ class SAC(Trainer):
     def agent(self, spec: EnvSpec) -> Agent:
         policy = Policy(spec, self.config.hidden_dim)
         critics = Critics(spec.features + spec.action_dim, self.config.hidden_dim, self.config.layer_norm)
-        return Agent(SamplingActor(policy), SACLearner(policy, critics, self.config))
+        normalize = normalizer(spec, self.config.norm_obs)
+        return Agent(SamplingActor(policy, normalize), SACLearner(policy, critics, normalize, self.config))
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:
         return ReplayBuffer(self.config.buffer_size, n_step=self.config.n_step, gamma=self.config.gamma)

@@ -13,7 +13,19 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from fdg import Actor, Adam, Agent, Config, EnvSpec, Learner, ReplayBuffer, Trainer, UsageError, step_mdp
+from fdg import (
+    Actor,
+    Adam,
+    Agent,
+    Config,
+    EnvSpec,
+    Learner,
+    Normalizer,
+    ReplayBuffer,
+    Trainer,
+    UsageError,
+    step_mdp,
+)
 from fdg.networks import MLP
 
 
@@ -51,6 +63,8 @@ class TD3Config(Config):
     """Units in each of the two hidden layers."""
     layer_norm: bool = False
     """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
+    norm_obs: bool = False
+    """Shift and scale observations by their mean and spread in the batches learned from."""
     policy_frequency: int = 2
     """Gradient steps of the critics for each of the policy."""
     target_frequency: int = 2
@@ -160,29 +174,33 @@ class Policy(nn.Module):
 class NoisyActor(Actor):
     """Takes the policy's actions with noise, or in the beginning random ones."""
 
-    def __init__(self, policy: Policy, average: Policy, exploration_noise: float) -> None:
-        self.policy, self.average, self.exploration_noise = policy, average, exploration_noise
+    def __init__(self, policy: Policy, average: Policy, normalize: nn.Module, exploration_noise: float) -> None:
+        self.policy, self.average, self.normalize = policy, average, normalize
+        self.exploration_noise = exploration_noise
 
     def act(self, td: TensorDict, random: bool) -> TensorDict:
         bounds = self.policy.bounds
         if random:
             td["action"] = bounds.random(len(td))
         else:
-            action = self.policy(td["observation"])
+            action = self.policy(self.normalize(td["observation"]))
             noise = self.exploration_noise * bounds.scale * torch.randn_like(action)
             td["action"] = bounds.clip(action + noise)
         return td
 
     def evaluate(self, td: TensorDict) -> TensorDict:
-        td["action"] = self.average(td["observation"])
+        td["action"] = self.average(self.normalize(td["observation"]))
         return td
 
 
 class TD3Learner(Learner):
     """Moves the critics towards reward + gamma · the lower target value, and the policy towards higher values."""
 
-    def __init__(self, policy: Policy, average: Policy, critics: Critics, config: TD3Config) -> None:
+    def __init__(
+        self, policy: Policy, average: Policy, critics: Critics, normalize: nn.Module, config: TD3Config
+    ) -> None:
         self.config, self.policy, self.average, self.critics = config, policy, average, critics
+        self.normalize = normalize
         self.target_policy, self.target_critics = (deepcopy(net).requires_grad_(False) for net in (policy, critics))
         self.critic_optimizer = Adam(critics, lr=config.lr)
         self.policy_optimizer = Adam(policy, lr=config.lr)
@@ -190,6 +208,7 @@ class TD3Learner(Learner):
 
     def learn(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         self.critic_optimizer.lr = self.policy_optimizer.lr = self.lr()
+        batch = normalized(batch, self.normalize)
         losses = {"critic_loss": self.update(self.critic_loss, batch, optimizer=self.critic_optimizer)}
         self.updates += 1
         if self.updates % self.config.policy_frequency == 0:
@@ -233,6 +252,21 @@ def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.
     return following["reward"].squeeze(-1) + discount * value * ~following["terminated"].squeeze(-1)
 
 
+def normalized(batch: TensorDict, normalize: nn.Module) -> TensorDict:
+    """A batch with its observations normalized, where they are to be: also by these observations themselves."""
+    if not isinstance(normalize, Normalizer):
+        return batch
+    observation, following = batch["observation"], batch["next"]
+    normalize.update(observation)
+    following = following.replace({"observation": normalize(following["observation"])})
+    return batch.replace({"observation": normalize(observation), "next": following})
+
+
+def normalizer(spec: EnvSpec, norm_obs: bool) -> nn.Module:
+    """What observations go through before the networks see them."""
+    return Normalizer(spec.features) if norm_obs else nn.Identity()
+
+
 def follow(target: nn.Module, network: nn.Module, tau: float) -> None:
     """Move a target network a little towards its network."""
     with torch.no_grad():
@@ -249,8 +283,10 @@ class TD3(Trainer):
         policy = Policy(spec, config.hidden_dim)
         average = deepcopy(policy).requires_grad_(False) if config.eval_tau < 1 else policy
         critics = Critics(spec.features + spec.action_dim, config.hidden_dim, config.layer_norm)
+        normalize = normalizer(spec, config.norm_obs)
         return Agent(
-            NoisyActor(policy, average, config.exploration_noise), TD3Learner(policy, average, critics, config)
+            NoisyActor(policy, average, normalize, config.exploration_noise),
+            TD3Learner(policy, average, critics, normalize, config),
         )
 
     def replay_buffer(self, spec: EnvSpec) -> ReplayBuffer:

@@ -290,7 +290,49 @@ def test_the_average_policy_is_the_same_under_every_policy():
     assert not mismatches(run_reference(TD3, config), result, TD3)
 
 
+@BOTH
+@pytest.mark.parametrize("actors", [1, 3])
+def test_normalized_observations_are_the_same_under_every_policy(trainer, actors):
+    policies = ["single_learner_coarse", "single_learner_fine", "sharded_replay", "multi_learner"]
+    settings = dict(SMALL, norm_obs=True, actors=actors, env=THREE_STEPS)
+    result = assert_policies_equal(trainer, policies, **settings)
+    config = make_config(trainer.config_class(), settings)
+    assert not mismatches(run_reference(trainer, config), result, trainer)
+    plain = launch(trainer, **dict(settings, norm_obs=False))
+    assert plain.params_sha256 != result.params_sha256
+
+
 # ---- updates
+
+
+@BOTH
+def test_learner_and_actor_see_normalized_observations(trainer):
+    """Statistics are of the batches learned from; what the networks are given is what a program without the option would be
+    if its environment had normalized."""
+    env, batch = "Pendulum-v1", transitions("Pendulum-v1")
+    batch["observation"] = 3 * batch["observation"] + 5
+    ours, plain = learner(trainer, env, norm_obs=True), learner(trainer, env)
+    observation, following = batch["observation"], batch["next", "observation"]
+    shift, spread = observation.mean(0), observation.std(0, correction=0)
+    by_hand = batch.clone()
+    by_hand["observation"], by_hand["next", "observation"] = ((x - shift) / spread for x in (observation, following))
+    for one, rows in ((ours, batch), (plain, by_hand)):
+        torch.manual_seed(1)
+        one.learn(rows)
+    assert torch.equal(batch["observation"], observation)  # the rows themselves are as they were
+    for mine, expected in zip(ours.critics.parameters(), plain.critics.parameters(), strict=True):
+        assert torch.allclose(mine, expected, atol=1e-5)
+    actor = (
+        trainer(make_config(trainer.config_class(), dict(SMALL, env=env, norm_obs=True)))
+        .agent(make_env(env, 1, seed=1).spec)
+        .actor
+    )
+    actor.normalize.update(observation)
+    td = TensorDict({"observation": observation.clone()}, batch_size=[len(observation)])
+    with torch.no_grad():
+        seen = actor.evaluate(td)["action"]
+        assert torch.allclose(seen, actor.policy((observation - shift) / spread), atol=1e-5)
+        assert not torch.allclose(seen, actor.policy(observation), atol=1e-5)
 
 
 def test_evaluation_takes_the_average_of_the_policies():
@@ -305,7 +347,7 @@ def test_evaluation_takes_the_average_of_the_policies():
         assert torch.allclose(now, old + 0.25 * (new - old), atol=1e-6)
     td = make_env("Pendulum-v1", 3, seed=1).reset()
     with torch.no_grad():
-        seen = NoisyActor(ours.policy, ours.average, 0.1).evaluate(td)["action"]
+        seen = NoisyActor(ours.policy, ours.average, nn.Identity(), 0.1).evaluate(td)["action"]
         assert torch.equal(seen, ours.average(td["observation"]))
         assert not torch.equal(seen, ours.policy(td["observation"]))
     assert (plain := learner(TD3, "Pendulum-v1")).average is plain.policy
