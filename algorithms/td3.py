@@ -6,7 +6,6 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import torch
@@ -69,8 +68,8 @@ class TD3Config(Config):
     """Gradient steps of the critics for each of the policy."""
     target_frequency: int = 2
     """Gradient steps of the critics each time that the target networks follow."""
-    policy_critic: Literal["first", "lower"] = "first"
-    """The critic that the policy learns from: the first one, as in the paper, or for each row the one with the lower value."""
+    tanh_penalty: float = 0.0
+    """Weight of the squares of what goes into the policy's last tanh, where large values have almost no gradient left."""
     eval_tau: float = 1.0
     """How far the policy that evaluation takes follows the policy each time: 1 is the policy as it is, less an average of
     what it was."""
@@ -86,6 +85,7 @@ class TD3Config(Config):
         self.at_least(1, "steps", "buffer_size", "batch_size", "hidden_dim", "n_step")
         self.at_least(1, "policy_frequency", "target_frequency")
         self.at_least(0, "utd_ratio", "learning_starts", "lr", "exploration_noise", "policy_noise", "noise_clip")
+        self.at_least(0, "tanh_penalty")
         self.between(0, 1, "gamma", "tau", "eval_tau")
 
     def updates(self) -> int:
@@ -240,9 +240,11 @@ class TD3Learner(Learner):
         return bootstrapped(batch, self.target_critics(following["observation"], action).amin(0), config.gamma)
 
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
-        """A critic's values of the policy's actions, to be raised."""
-        observation, networks = batch["observation"], 1 if self.config.policy_critic == "first" else 2
-        return -self.critics.frozen(observation, self.policy(observation), networks).amin(0).mean()
+        """The first critic's values of the policy's actions, to be raised."""
+        observation, policy, penalty = batch["observation"], self.policy, self.config.tanh_penalty
+        unbounded = policy.network(observation)
+        loss = -self.critics.frozen(observation, policy.bounds(unbounded.tanh()), networks=1).mean()
+        return loss + penalty * unbounded.square().mean() if penalty else loss
 
 
 def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:

@@ -284,7 +284,7 @@ def test_options_are_the_same_under_every_policy(trainer):
 
 def test_the_average_policy_is_the_same_under_every_policy():
     policies = ["single_learner_coarse", "single_learner_fine", "sharded_replay", "multi_learner"]
-    settings = dict(SMALL, eval_tau=0.25, policy_critic="lower", actors=3, env=THREE_STEPS)
+    settings = dict(SMALL, eval_tau=0.25, actors=3, env=THREE_STEPS)
     result = assert_policies_equal(TD3, policies, **settings)
     config = make_config(TD3.config_class(), settings)
     assert not mismatches(run_reference(TD3, config), result, TD3)
@@ -353,14 +353,21 @@ def test_evaluation_takes_the_average_of_the_policies():
     assert (plain := learner(TD3, "Pendulum-v1")).average is plain.policy
 
 
-def test_the_policy_may_learn_from_the_lower_critic():
+def test_actions_at_the_end_of_their_range_may_cost():
+    """Where tanh is flat the critic moves the policy no more; the penalty does."""
     batch = transitions("Pendulum-v1")
-    first, lower = (learner(TD3, "Pendulum-v1", policy_critic=which) for which in ("first", "lower"))
-    with torch.no_grad():
-        values = first.critics(batch["observation"], first.policy(batch["observation"]))
-        assert torch.isclose(first.policy_loss(batch), -values[0].mean())
-        assert torch.isclose(lower.policy_loss(batch), -values.amin(0).mean(), rtol=1e-4)
-        assert not torch.isclose(first.policy_loss(batch), lower.policy_loss(batch))
+    free, held = (learner(TD3, "Pendulum-v1", tanh_penalty=weight) for weight in (0.0, 0.1))
+    for one in (free, held):
+        one.policy.network[-1].bias.data.fill_(12.0)
+    unbounded = free.policy.network(batch["observation"])
+    assert torch.equal(unbounded.tanh(), torch.ones_like(unbounded))
+    losses = [one.policy_loss(batch) for one in (free, held)]
+    assert torch.isclose(losses[1], losses[0] + 0.1 * unbounded.square().mean())
+    grads = [
+        torch.autograd.grad(loss, one.policy.network[-1].bias)[0]
+        for loss, one in zip(losses, (free, held), strict=True)
+    ]
+    assert grads[0].abs() < 1e-6 and grads[1] > 1  # down, away from the end
 
 
 def test_td3_updates_the_policy_and_the_targets_every_second_time():
