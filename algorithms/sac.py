@@ -52,7 +52,7 @@ class SACConfig(Config):
     layer_norm: bool = False
     """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     norm_obs: bool = False
-    """Shift and scale observations by their mean and spread in the batches learned from."""
+    """Shift and scale observations by their running mean and spread in the batches learned from, and clip them to ±10."""
     policy_frequency: int = 1
     """Gradient steps of the critics for each of the policy and the temperature."""
     alpha: float = 1.0

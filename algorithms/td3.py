@@ -63,7 +63,7 @@ class TD3Config(Config):
     layer_norm: bool = False
     """Normalise the hidden layers of the critics, which bears more gradient steps per frame."""
     norm_obs: bool = False
-    """Shift and scale observations by their mean and spread in the batches learned from."""
+    """Shift and scale observations by their running mean and spread in the batches learned from, and clip them to ±10."""
     policy_frequency: int = 2
     """Gradient steps of the critics for each of the policy."""
     target_frequency: int = 2
@@ -72,7 +72,7 @@ class TD3Config(Config):
     """Weight of the squares of what goes into the policy's last tanh, where large values have almost no gradient left."""
     eval_tau: float = 1.0
     """How far the policy that evaluation takes follows the policy each time: 1 is the policy as it is, less an average of
-    what it was."""
+    what it was, at the start of all that it has been."""
     exploration_noise: float = 0.1
     """Spread of the noise added to actions, as a part of half their range."""
     policy_noise: float = 0.2
@@ -168,7 +168,11 @@ class Policy(nn.Module):
         self.network = MLP(spec.features, spec.action_dim, num_cells=[hidden_dim, hidden_dim], activation_class=nn.ReLU)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.bounds(self.network(observation).tanh())
+        return self.bounded(self.network(observation))
+
+    def bounded(self, output: torch.Tensor) -> torch.Tensor:
+        """The actions that the network's output stands for."""
+        return self.bounds(output.tanh())
 
 
 class NoisyActor(Actor):
@@ -214,7 +218,8 @@ class TD3Learner(Learner):
         if self.updates % self.config.policy_frequency == 0:
             losses["policy_loss"] = self.update(self.policy_loss, batch, optimizer=self.policy_optimizer)
             if self.average is not self.policy:
-                follow(self.average, self.policy, self.config.eval_tau)
+                times = self.updates // self.config.policy_frequency
+                follow(self.average, self.policy, max(self.config.eval_tau, 1 / times))
         if self.updates % self.config.target_frequency == 0:
             follow(self.target_critics, self.critics, self.config.tau)
             follow(self.target_policy, self.policy, self.config.tau)
@@ -242,9 +247,9 @@ class TD3Learner(Learner):
     def policy_loss(self, batch: TensorDict) -> torch.Tensor:
         """The first critic's values of the policy's actions, to be raised."""
         observation, policy, penalty = batch["observation"], self.policy, self.config.tanh_penalty
-        unbounded = policy.network(observation)
-        loss = -self.critics.frozen(observation, policy.bounds(unbounded.tanh()), networks=1).mean()
-        return loss + penalty * unbounded.square().mean() if penalty else loss
+        output = policy.network(observation)
+        loss = -self.critics.frozen(observation, policy.bounded(output), networks=1).mean()
+        return loss + penalty * output.square().mean() if penalty else loss
 
 
 def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.Tensor:
@@ -255,7 +260,7 @@ def bootstrapped(batch: TensorDict, value: torch.Tensor, gamma: float) -> torch.
 
 
 def normalized(batch: TensorDict, normalize: nn.Module) -> TensorDict:
-    """A batch with its observations normalized, where they are to be: also by these observations themselves."""
+    """A batch with its observations normalized, where they are to be. The statistics take them into account first."""
     if not isinstance(normalize, Normalizer):
         return batch
     observation, following = batch["observation"], batch["next"]

@@ -284,7 +284,7 @@ def test_options_are_the_same_under_every_policy(trainer):
 
 def test_the_average_policy_is_the_same_under_every_policy():
     policies = ["single_learner_coarse", "single_learner_fine", "sharded_replay", "multi_learner"]
-    settings = dict(SMALL, eval_tau=0.25, actors=3, env=THREE_STEPS)
+    settings = dict(SMALL, eval_tau=0.25, tanh_penalty=0.1, actors=3, env=THREE_STEPS)
     result = assert_policies_equal(TD3, policies, **settings)
     config = make_config(TD3.config_class(), settings)
     assert not mismatches(run_reference(TD3, config), result, TD3)
@@ -306,45 +306,63 @@ def test_normalized_observations_are_the_same_under_every_policy(trainer, actors
 
 
 @BOTH
-def test_learner_and_actor_see_normalized_observations(trainer):
-    """Statistics are of the batches learned from; what the networks are given is what a program without the option would be
-    if its environment had normalized."""
-    env, batch = "Pendulum-v1", transitions("Pendulum-v1")
-    batch["observation"] = 3 * batch["observation"] + 5
-    ours, plain = learner(trainer, env, norm_obs=True), learner(trainer, env)
-    observation, following = batch["observation"], batch["next", "observation"]
-    shift, spread = observation.mean(0), observation.std(0, correction=0)
-    by_hand = batch.clone()
-    by_hand["observation"], by_hand["next", "observation"] = ((x - shift) / spread for x in (observation, following))
-    for one, rows in ((ours, batch), (plain, by_hand)):
-        torch.manual_seed(1)
-        one.learn(rows)
-    assert torch.equal(batch["observation"], observation)  # the rows themselves are as they were
-    for mine, expected in zip(ours.critics.parameters(), plain.critics.parameters(), strict=True):
-        assert torch.allclose(mine, expected, atol=1e-5)
-    actor = (
-        trainer(make_config(trainer.config_class(), dict(SMALL, env=env, norm_obs=True)))
-        .agent(make_env(env, 1, seed=1).spec)
-        .actor
-    )
+def test_the_learner_sees_normalized_observations(trainer):
+    """By running statistics of all batches so far, this one among them: as if the environment had normalized."""
+    env = "Pendulum-v1"
+    ours, plain = (learner(trainer, env, policy_frequency=1, **option) for option in ({"norm_obs": True}, {}))
+    seen = torch.zeros(0, 3)
+    for times in (3.0, 0.5):
+        batch = transitions(env)
+        batch["observation"] = times * batch["observation"] + 5
+        before, by_hand = batch.clone(), batch.clone()
+        seen = torch.cat([seen, batch["observation"]])
+        for rows in (by_hand, by_hand["next"]):
+            rows["observation"] = (rows["observation"] - seen.mean(0)) / seen.std(0, correction=0)
+        for one, rows in ((ours, batch), (plain, by_hand)):
+            torch.manual_seed(1)
+            one.learn(rows)
+        assert torch.equal(batch["observation"], before["observation"])  # the rows themselves stay
+        assert torch.equal(batch["next", "observation"], before["next", "observation"])
+    for part in ("critics", "policy"):
+        assert not same(snapshot(getattr(plain, part)), getattr(learner(trainer, env), part))
+        for mine, expected in zip(getattr(ours, part).parameters(), getattr(plain, part).parameters(), strict=True):
+            assert torch.allclose(mine, expected, atol=1e-5)
+
+
+@BOTH
+def test_the_actor_sees_normalized_observations(trainer):
+    config = make_config(trainer.config_class(), dict(SMALL, env="Pendulum-v1", norm_obs=True))
+    actor = trainer(config).agent(make_env("Pendulum-v1", 1, seed=1).spec).actor
+    observation = 3 * torch.randn(32, 3) + 5
     actor.normalize.update(observation)
-    td = TensorDict({"observation": observation.clone()}, batch_size=[len(observation)])
+    normalized = (observation - observation.mean(0)) / observation.std(0, correction=0)
     with torch.no_grad():
-        seen = actor.evaluate(td)["action"]
-        assert torch.allclose(seen, actor.policy((observation - shift) / spread), atol=1e-5)
-        assert not torch.allclose(seen, actor.policy(observation), atol=1e-5)
+        for act in (actor.evaluate, lambda td: actor.act(td, False)):
+            taken = []
+            for normalize, x in (
+                (actor.normalize, observation),
+                (nn.Identity(), normalized),
+                (nn.Identity(), observation),
+            ):
+                actor.normalize, kept = normalize, actor.normalize
+                torch.manual_seed(1)
+                taken.append(act(TensorDict({"observation": x.clone()}, [32]))["action"].clone())
+                actor.normalize = kept
+            assert torch.allclose(taken[0], taken[1], atol=1e-5) and not torch.allclose(taken[0], taken[2], atol=1e-2)
 
 
 def test_evaluation_takes_the_average_of_the_policies():
-    """Which follows the policy whenever it is updated; without it, evaluation takes the policy as it is."""
-    ours, batch = learner(TD3, "Pendulum-v1", eval_tau=0.25, policy_frequency=2), transitions("Pendulum-v1")
-    average, policy = snapshot(ours.average), snapshot(ours.policy)
-    ours.learn(batch)
-    assert same(average, ours.average)
-    ours.learn(batch)
-    assert not same(policy, ours.policy)
-    for old, new, now in zip(average, ours.policy.parameters(), ours.average.parameters(), strict=True):
-        assert torch.allclose(now, old + 0.25 * (new - old), atol=1e-6)
+    """Which follows the policy whenever it is updated, at first all that it has been; without it, evaluation takes the
+    policy as it is."""
+    ours, batch = learner(TD3, "Pendulum-v1", eval_tau=0.4, policy_frequency=2), transitions("Pendulum-v1")
+    for share in (1.0, 0.5, 0.4, 0.4):
+        average, policy = snapshot(ours.average), snapshot(ours.policy)
+        ours.learn(batch)
+        assert same(average, ours.average)
+        ours.learn(batch)
+        assert not same(policy, ours.policy)
+        for old, new, now in zip(average, ours.policy.parameters(), ours.average.parameters(), strict=True):
+            assert torch.allclose(now, old + share * (new - old), atol=1e-6)
     td = make_env("Pendulum-v1", 3, seed=1).reset()
     with torch.no_grad():
         seen = NoisyActor(ours.policy, ours.average, nn.Identity(), 0.1).evaluate(td)["action"]
