@@ -248,11 +248,15 @@ def train(
     if metrics_json is not None:
         write(metrics_json, as_json(result.metrics), quiet)
     if plot:
-        from fdg.plot import draw, read_run
+        from fdg.plot import NothingToDraw, draw, read_run
 
-        drawn = draw([read_run(runs.path)], runs.path / "plot.png")
-        if not quiet:
-            typer.echo(f"plot {drawn}")
+        try:
+            drawn = draw([read_run(runs.path)], runs.path / "plot.png")
+        except NothingToDraw as nothing:  # the run itself is well
+            typer.echo(f"no plot: {nothing}", err=True)
+        else:
+            if not quiet:
+                typer.echo(f"plot {drawn}")
 
 
 @app.command(name="eval")
@@ -311,10 +315,19 @@ def plot(
     """Draw runs: return over frames and over time, and where the time went; runs that differ in the seed are one line."""
     check_writable(output)
 
-    from fdg.plot import draw, read_run
+    from fdg.plot import NothingToDraw, draw, read_run
 
-    drawn = draw([read_run(run) for run in runs], output, title)
-    typer.echo(f"plot {drawn}")
+    found, left_out = [], []
+    for run in runs:
+        try:
+            found.append(read_run(run))
+        except NothingToDraw as nothing:
+            left_out.append(nothing)
+    if not found:
+        raise left_out[0]
+    for nothing in left_out:
+        typer.echo(f"left out: {nothing}", err=True)
+    typer.echo(f"plot {draw(found, output, title)}")
 
 
 @app.command(**OPEN)

@@ -1,7 +1,7 @@
 """`fdg plot`: runs as one picture, returns over frames and over time above, where the time went below.
 
-Runs that differ only in the seed are one line with a band from the least to the most of them; each environment has a row of
-its own.
+Runs that differ only in the seed are one line with a band from the least to the most of them; what else differs is in the
+legend. Each environment has a row of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ POINTS = 400
 """Where the runs of a group are compared."""
 
 
+class NothingToDraw(UsageError):
+    """A run in which no episode has ended."""
+
+
 @dataclass
 class Run:
     """What a plot needs of a run."""
@@ -47,13 +51,16 @@ class Run:
     """(frames, seconds, mean return)."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds by phase; empty for a run that has not ended."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Its config, less the seed."""
 
 
 def read_run(folder: str | Path) -> Run:
     """A run from its folder; one that is still going on, too.
 
     Raises:
-        UsageError: that is no run folder, or nothing was logged yet.
+        UsageError: that is no run folder.
+        NothingToDraw: no episode has ended yet.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -66,7 +73,7 @@ def read_run(folder: str | Path) -> Run:
             rows = list(csv.DictReader(file))
     with_return = [row for row in rows if row["episodic_return"]]
     if not with_return:
-        raise UsageError(f"{folder}: no episode had ended when it last logged: there is no return to draw")
+        raise NothingToDraw(f"{folder}: no episode had ended when it last logged: there is no return to draw")
     launched = read_json(folder / "launch.json")
     metrics = read_json(folder / "metrics.json")
     words = folder.name.split("__")
@@ -89,7 +96,20 @@ def read_run(folder: str | Path) -> Run:
             (float(row["frames"]), float(row["seconds"]), float(row["eval/episodic_return"])) for row in evaluated
         ],
         phases=phases,
+        settings={name: value for name, value in config.items() if name != "seed"},
     )
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose names say in which settings they differ from others of that name on their environment."""
+    found = []
+    for run in runs:
+        alike = [other.settings for other in runs if (other.env, other.name) == (run.env, run.name)]
+        names = dict.fromkeys(name for settings in alike for name in settings)
+        differ = [name for name in names if any(one.get(name) != run.settings.get(name) for one in alike)]
+        words = [f"{name} {run.settings[name]}" for name in differ if name in run.settings]
+        found.append(replace(run, name=" · ".join([run.name, *words])))
+    return found
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -117,6 +137,7 @@ def draw(runs: Sequence[Run], output: str | Path, title: str = "") -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    runs = told_apart(runs)
     environments = list(dict.fromkeys(run.env for run in runs))
     names = list(dict.fromkeys(run.name for run in runs))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
@@ -164,9 +185,10 @@ def draw_group(axes: Any, group: list[Run], over: str, colour: str) -> None:
         line = at, values.mean(0)
     else:
         line = getattr(group[0], over), group[0].returns
-    seeds = f", {len(group)} seeds" if len(group) > 1 else ""
+    what = "seeds" if len({run.seed for run in group}) == len(group) else "runs"
+    several_runs = f", {len(group)} {what}" if len(group) > 1 else ""
     marker = "o" if len(line[0]) == 1 else None
-    axes.plot(*line, color=colour, linewidth=1.8, marker=marker, label=f"{group[0].name}{seeds}")
+    axes.plot(*line, color=colour, linewidth=1.8, marker=marker, label=f"{group[0].name}{several_runs}")
     dots = [
         (frames if over == "frames" else seconds, mean) for run in group for frames, seconds, mean in run.evaluations
     ]
@@ -232,10 +254,10 @@ def short(value: float) -> str:
 def clock(seconds: float) -> str:
     """A time in few characters.
 
-    >>> clock(0), clock(0.41), clock(12.34), clock(90), clock(5400)
-    ('0', '0.4 s', '12.3 s', '1:30 min', '1:30 h')
+    >>> clock(0), clock(0.015), clock(0.25), clock(12.34), clock(90), clock(5400)
+    ('0', '0.015 s', '0.25 s', '12.3 s', '1:30 min', '1:30 h')
     """
     if seconds < 60:
-        return f"{round(seconds, 1 if seconds >= 0.1 else 3):g} s" if seconds else "0"
+        return f"{seconds:.{2 if seconds < 1 else 3}g} s" if seconds else "0"
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

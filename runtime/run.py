@@ -110,8 +110,8 @@ def launch(
     resume: str | Path | dict[str, Any] | None = None,
     deadline: float = 60.0,
     notice: Callable[[str], None] | None = None,
-    fuse: bool = False,
-    compile_update: bool = False,
+    fuse: bool | None = None,
+    compile_update: bool | None = None,
     replay_storage: str = "memory",
     trace: str | os.PathLike[str] | None = None,
     tuned: bool = True,
@@ -131,7 +131,7 @@ def launch(
     `deadline` seconds, is told to `notice`. With `fuse` the actors of one worker act in one batch, where the program
     allows it: quicker, but with other random numbers and other last bits (`metrics["fused"]` says whether it came to
     that). With `compile_update` the learner's updates are compiled, where they can be: quicker, but with other last bits
-    (`metrics["compiled_updates"]` counts them). `replay_storage` is "memory", or "flame": rows of the replay buffer lie in Flame's object cache. `trace` is a file, or a
+    (`metrics["compiled_updates"]` counts them). A run that goes on keeps both, unless they are given. `replay_storage` is "memory", or "flame": rows of the replay buffer lie in Flame's object cache. `trace` is a file, or a
     folder, for a trace of the run that Perfetto and chrome://tracing show.
 
     Keyword arguments that are not launch options override fields of the config. Without a config, the other fields of a
@@ -164,6 +164,7 @@ def launch(
         config.backend = saved.get("backend") or backend_for(config.env)  # part of the experiment, so it is recorded
     if resume is not None:
         recovery.check_config(session.last, config)
+    exact = session.last.get("options", {}) if resume is not None else {}
     chosen = find_policy(policy)
     check_workers(workers, config, chosen)
     options = Options(
@@ -177,9 +178,9 @@ def launch(
         threads=threads,
         passes=passes,
         deadline=deadline,
-        fuse=fuse,
+        fuse=exact.get("fuse", False) if fuse is None else fuse,
         replay_storage=replay_storage,
-        compile_update=compile_update,
+        compile_update=exact.get("compile_update", False) if compile_update is None else compile_update,
     )
     watchers = tuple(observers)
     if callbacks := tuple(callbacks):
@@ -391,6 +392,7 @@ class Run:
                 {
                     **recovery.take(point, self.trainer_class, trainer, skipped, msrl, self.coordinator, self.progress),
                     "agent": recovery.agent_hash(self.agent),
+                    "options": {name: getattr(self.options, name) for name in ("fuse", "compile_update")},
                 }
             )
         except CheckpointError as error:
@@ -441,6 +443,12 @@ class Run:
         if phases["learn"] and self.progress.given and not any(row["values"] for row in self.progress.history):
             self.session.notice(
                 "no number was logged in this run, only None: let `learn` return a loss or a dict of losses"
+            )
+        if not phases["learn"] and self.progress.history and msrl._learner is not None:
+            starts = getattr(self.config, "learning_starts", 0)
+            because = f": learning_starts is {starts:,}" if starts > self.progress.frames() else ""
+            self.session.notice(
+                f"nothing was learned in these {self.progress.frames():,} frames, agent_learn was never called{because}"
             )
         self.save_policy(msrl)
         for observer in self.observers if self.options.eval_episodes else ():

@@ -346,8 +346,8 @@ def test_compiled_to_one_result_under_all_policies(tmp_path: Path) -> None:
     again = launch(Small, compile_update=True, policy="single_learner_coarse", engine="process", notice=said.append)
     assert again.params_sha256 == expected.params_sha256 and again.metrics["compiled_updates"] == 6
     launch(Small, iterations=3, checkpoint_every=3, folder=tmp_path, compile_update=True, notice=said.append)
-    resumed = launch(Small, resume=tmp_path, iterations=6, compile_update=True, notice=said.append)
-    assert resumed.params_sha256 == expected.params_sha256
+    resumed = launch(Small, resume=tmp_path, iterations=6, notice=said.append)
+    assert resumed.metrics["compiled_updates"] == 3 and resumed.params_sha256 == expected.params_sha256
     assert len(said) == 2, "found in the cache"
     plain = launch(Small)
     assert plain.metrics["compiled_updates"] == 0

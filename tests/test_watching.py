@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fdg
 from fdg.algorithms.reinforce import REINFORCE, PolicyActor, PolicyLearner
+from fdg.algorithms.td3 import TD3
 from fdg.cli import app
 from fdg.console import summary
 from fdg.errors import UsageError, users_place
@@ -433,6 +434,35 @@ def test_plots_of_what_is_no_run_are_refused(own: Path) -> None:
     assert "a plot is written as .png" in refused("plot", str(own), "-o", "plot.txt")
     (own / "metrics.csv").unlink()
     assert "there is no return to draw" in refused("plot", str(own))
+
+
+def test_a_plot_says_in_what_runs_differ(here: Path) -> None:
+    for settings in (["gamma=0.9"], ["gamma=0.8"], ["gamma=0.8"]):
+        ran("train", "reinforce", *FLAGS, "-q", "--eval-episodes", "0", "--set", *settings)
+    ran("plot", *sorted(str(folder) for folder in Path("runs").iterdir()), "-o", "rates.svg")
+    text = Path("rates.svg").read_text()
+    assert ">reinforce · local · gamma 0.9</text>" in text and ">reinforce · local · gamma 0.8, 2 runs</text>" in text
+
+
+def test_a_run_without_a_return_is_not_drawn(here: Path) -> None:
+    flags = ("--env", "Pendulum-v1", "--set", "envs=1", "steps=2", "iterations=3", "-q", "--eval-episodes", "0")
+    done = CliRunner().invoke(app, ["train", "td3", *flags, "--plot"])
+    assert done.exit_code == 0 and "no plot: " in done.stderr and "no episode had ended" in done.stderr
+    (empty,) = Path("runs").iterdir()
+    assert "no episode had ended" in refused("plot", str(empty))
+    ran("train", "reinforce", *FLAGS, "-q", "--eval-episodes", "0")
+    full = next(folder for folder in Path("runs").iterdir() if folder != empty)
+    done = CliRunner().invoke(app, ["plot", str(full), str(empty), "-o", "p.svg"])
+    assert done.exit_code == 0 and f"left out: {empty}" in done.stderr and Path("p.svg").is_file()
+
+
+def test_a_run_that_learned_nothing_says_so() -> None:
+    told: list[str] = []
+    small: dict[str, Any] = dict(env="Pendulum-v1", envs=1, steps=2, iterations=3, notice=told.append)
+    launch(TD3, **small)
+    assert told == ["nothing was learned in these 6 frames, agent_learn was never called: learning_starts is 1,000"]
+    launch(TD3, learning_starts=2, batch_size=2, **small)
+    assert len(told) == 1
 
 
 def test_a_run_that_goes_on_can_be_drawn(own: Path) -> None:
