@@ -325,8 +325,8 @@ def plot(
             left_out.append(nothing)
     if not found:
         raise left_out[0]
-    for nothing in left_out:
-        typer.echo(f"left out: {nothing}", err=True)
+    for why in left_out:
+        typer.echo(f"left out: {why}", err=True)
     typer.echo(f"plot {draw(found, output, title)}")
 
 
