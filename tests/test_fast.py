@@ -56,7 +56,7 @@ AS_THEY_ARE: dict[str, Any] = {
 }
 
 
-COMPILED = {"tanh", "no bias", "torchrl"} if native else set()
+COMPILED = {"tanh", "no bias", "torchrl", "one layer"} if native else set()
 """Networks whose output for a few rows is computed by compiled code."""
 
 
