@@ -190,7 +190,7 @@ def verdict(study: Study, ours: list[float], theirs: list[float]) -> str:
     measures = [*([mean(theirs)] if theirs else []), *([] if study.published is None else [study.published])]
     if not measures:
         return ""
-    return f"{mean(ours) / max(measures):.2f} × the better one"
+    return f"{mean(ours) / max(measures):.3f} × the better one"
 
 
 def table(found: list[dict[str, Any]]) -> list[str]:
