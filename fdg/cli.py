@@ -219,6 +219,8 @@ def train(
         runs = RunFolder(log_dir, config.env, target.name, policy.name, config.seed)
     given = {name: physical.get(name, value) for name, value in flags.items() if value is not None}
     runs.flags = {"algorithm": target.full_name, **given}
+    if state is not None:  # what is not given is as in the checkpoint
+        physical |= {name: physical[name] or None for name in ("fuse", "compile_update")}
     observers: list[Any] = [runs]
     try:
         with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 from toy import ToyTrainer, flags, make_spec
+from typer.testing import CliRunner
 
 from fdg import Actor, Agent, Learner, step_mdp
 from fdg.algorithms.dqn import DQN
 from fdg.algorithms.reinforce import REINFORCE
+from fdg.cli import app
 from fdg.compiler import project
 from fdg.errors import CheckpointError
 from fdg.graph import Graph
@@ -295,3 +298,14 @@ def test_a_fused_run_goes_on_fused(tmp_path: Path) -> None:
         CheckpointError, match="has 2 environments here and 8 in the checkpoint: resume with the --envs, --fuse"
     ):
         launch(DQN, policy=COARSE, fuse=False, resume=saved)
+
+
+def test_a_fused_run_goes_on_fused_from_a_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = launch(DQN, policy=COARSE, fuse=True, checkpoint_every=2, folder=tmp_path / "run", **SMALL)
+    saved = sorted((tmp_path / "run" / "checkpoints").glob("*.fdg"))[0].rename(tmp_path / "alone.fdg")
+    flags = ["--dist-policy", COARSE, "--resume", str(saved), "-q", "--eval-episodes", "0", "--metrics-json", "m.json"]
+    done = CliRunner().invoke(app, ["train", "dqn", *flags])
+    assert done.exit_code == 0, done.output
+    metrics = json.loads(Path("m.json").read_text())
+    assert metrics["fused"] and metrics["params_sha256"] == whole.params_sha256
